@@ -1,8 +1,8 @@
 """Task calls as JSON text, and back, by the annotations of the task function.
 
-Stored text is data only. It names no class, and reading it imports nothing: the types come from the
-registered function. An argument that would not come back unchanged is rejected, and the error names its
-path.
+Stored text is data only. It does not name a class, and nothing is imported to read it: the types come
+from the registered function. An argument that would not come back unchanged is rejected, and the error
+names its path.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _REST_KINDS = frozenset({Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD})
 _STARS: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 _NAME_CHARACTERS_MAX = 40
 
-# A workflow passes these to a task that declares them; they are never sent. Parameters annotated with a
-# class marked `is_task_transaction` are never sent either: a worker passes them.
+# A workflow passes these parameters to a task that declares them; callers never send them. Parameters
+# annotated with a class marked `is_task_transaction` are never sent either: a worker passes them.
 INJECTED_NAMES = frozenset({"workflow_ctx", "workflow_meta"})
 
 
@@ -39,7 +39,7 @@ class EncodedCall(NamedTuple):
 
 
 class BoundCall(NamedTuple):
-    """The arguments of a call as the function takes them."""
+    """The arguments of a call, in the form that the function takes."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -128,7 +128,7 @@ class CallSignature:
     def encode_call(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Result[EncodedCall, CodecError]:
-        """Bind the arguments, check them without converting anything, and return their JSON text."""
+        """Bind the arguments, check them without converting any value, and return their JSON text."""
         misfit = self._misfit(len(args), kwargs)
         if misfit is not None:
             path, fault = misfit
@@ -163,7 +163,7 @@ class CallSignature:
         return Ok(BoundCall(args.value, {**self._absent, **kwargs.value}))
 
     def encode_keywords(self, kwargs: Mapping[str, Any]) -> Result[str, CodecError]:
-        """Return the JSON text of some arguments by name, without checking that none is missing."""
+        """Return the JSON text of some arguments by name; required arguments may be missing."""
         text = self._keywords.encode(dict(kwargs)) if kwargs else "{}"
         return Err(text) if isinstance(text, CodecError) else Ok(text)
 
@@ -179,14 +179,14 @@ class CallSignature:
     def complete_call(
         self, kwargs: Mapping[str, Any], injected: Mapping[str, Any]
     ) -> Result[BoundCall, CodecError]:
-        """Return the call made of these named arguments and the arguments that a workflow passes."""
+        """Return the call with these named arguments and the arguments that a workflow passes."""
         misfit = self.names.misfit(0, kwargs)
         if misfit is not None:
             return Err(self._outdated_call(*misfit))
         return Ok(BoundCall((), {**self._absent, **kwargs, **injected}))
 
     def _misfit(self, count: int, kwargs: Mapping[Any, Any]) -> tuple[str, str] | None:
-        # A purely positional call, the common case, takes two comparisons and skips the names.
+        # The common case, a purely positional call, takes two comparisons and skips the names.
         if not kwargs and self._plain_minimum <= count <= self._plain_maximum:
             return None
         return self.names.misfit(count, kwargs)
@@ -202,10 +202,10 @@ class CallSignature:
 
 @dataclass(frozen=True, slots=True)
 class ParameterNames:
-    """A signature's parameter names, grouped by how they may be passed.
+    """A signature's parameter names, grouped by how the parameters may be passed.
 
-    `spots` gives the position of every parameter that may be passed by name; keyword-only parameters
-    come last.
+    `spots` gives the position of every parameter that may be passed by name; keyword-only parameters come
+    last.
     """
 
     positional: tuple[str, ...]
@@ -241,7 +241,7 @@ class ParameterNames:
         return len(self.required), maximum
 
     def misfit(self, count: int, keywords: Mapping[Any, Any]) -> tuple[str, str] | None:
-        """Return the wrong parameter and the mistake, or None when the call fits."""
+        """Return the wrong parameter and the mistake, or None if the call fits."""
         if count > len(self.positional) and self.rest_positional is None:
             return "", f"{count} positional arguments are too many"
         for name in keywords:
@@ -263,7 +263,7 @@ class ParameterNames:
 def _transaction_parameter(
     parameters: Iterable[Parameter], annotations: Mapping[str, Any]
 ) -> str | None:
-    """Return the parameter annotated with a class for a task's transaction."""
+    """Return the parameter that is annotated with a class for a task's transaction."""
     found = [p for p in parameters if transaction_class(annotations.get(p.name)) is not None]
     if len(found) > 1:
         names = " and ".join(repr(p.name) for p in found)
@@ -305,7 +305,7 @@ def sendable(
 
 
 def _with_hint(error: CodecError, values: Iterable[Any]) -> CodecError:
-    """Add the advice that an argument's class gives about passing it, if it has any."""
+    """Add the advice that an argument's class has about passing such an argument, if there is any."""
     hints = (getattr(type(value), "no_argument", None) for value in values)
     hint = next((one for one in hints if isinstance(one, str)), None)
     return (

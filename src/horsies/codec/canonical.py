@@ -37,7 +37,7 @@ def canonical(text: str) -> str:
 def _in_order(value: object, written: Any) -> Any:
     """Return a value's written form with the elements of its sets in order.
 
-    The output of a user's own serializer is left alone, because its structure may differ.
+    The output of a user's own serializer is left unchanged, because its structure may differ.
     """
     while isinstance(value, RootModel):
         value = value.root
@@ -61,7 +61,7 @@ def _list_in_order(value: object, written: list[Any]) -> list[Any]:
 
 def _written_members(value: object, written: dict[str, Any]) -> Iterable[tuple[str, object]]:
     named = [(str(name), member) for name, member in members(value) or () if name in written]
-    # A dict's keys may be written in another form, but they keep their order.
+    # The keys of a dict may be written in another form, but in the same order.
     if isinstance(value, dict) and len(named) < len(value) == len(written):
         return zip(written, value.values(), strict=True)
     return named
@@ -76,7 +76,7 @@ def _sorted_elements(elements: list[Any]) -> list[Any]:
 
 
 def _with_sorted_keys(value: Any) -> Any:
-    # No call for a leaf: the call would cost more than the rest of the work.
+    # A leaf is handled without a call, which would cost more than the rest of the work.
     if type(value) is dict:
         return {
             name: _with_sorted_keys(value[name]) if type(value[name]) in _NESTING else value[name]

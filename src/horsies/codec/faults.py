@@ -1,4 +1,4 @@
-"""Walks over values: locate a fault after pydantic has rejected or changed a value.
+"""Walks over values, to locate a fault after pydantic has rejected or changed a value.
 
 A walk runs only after a failure, so it may be slow. A finding never shows the value, only its path, the
 fault and the types.
@@ -62,7 +62,7 @@ def find_unstorable(
 
 
 def find_undumpable(value: object) -> tuple[Step, ...]:
-    """Return the steps to the innermost member that by itself cannot be written as JSON."""
+    """Return the steps to the innermost member that cannot be written as JSON even by itself."""
     steps: tuple[Step, ...] = ()
     while len(steps) < _DEPTH_MAX:
         inner = members(value) or ()
@@ -116,9 +116,9 @@ def find_change(
 ) -> Finding | None:
     """Find the first member that would come back from the stored text changed.
 
-    Values are compared for equality where that works. Where it does not, their members are compared:
-    types that compare by identity, a tuple passed for a Sequence that comes back as a list, or a clock
-    time that occurs twice.
+    Values are compared for equality where that works. Where it does not, their members are compared: for
+    types that compare by identity, for a tuple that was passed as a Sequence and comes back as a list,
+    and for a clock time that occurs twice.
     """
     if sent is back or equal(sent, back):
         return None
@@ -141,7 +141,7 @@ def find_change(
 
 
 def equal(left: object, right: object) -> bool:
-    """Compare; if the comparison raises or returns a strange object, the values count as unequal."""
+    """Compare two values; if the comparison raises or returns a strange object, they count as unequal."""
     try:
         return bool(left == right)
     except Exception:
@@ -149,7 +149,7 @@ def equal(left: object, right: object) -> bool:
 
 
 def succeeds(call: Callable[[Any], Any], value: Any) -> bool:
-    """Return whether the call returns instead of raising."""
+    """Return whether the call succeeds instead of raising."""
     try:
         call(value)
     except Exception:
@@ -176,7 +176,7 @@ def members(value: object) -> Iterator[tuple[Step, object]] | None:
 
 
 def path_text(root: str, steps: Iterable[Step]) -> str:
-    """Return the path as written in Python, such as `items[3].price`."""
+    """Return the path as it is written in Python, such as `items[3].price`."""
     return root + "".join(map(_step_text, steps))
 
 
@@ -217,7 +217,7 @@ def _leaf_clause(value: object) -> str | None:
 
 
 def _comparable(sent: object, back: object) -> bool:
-    """Return whether two differing values can be compared member by member."""
+    """Return whether two values that differ can be compared member by member."""
     if isinstance(sent, dict) and isinstance(back, dict):
         return True
     if type(sent) is not type(back) or isinstance(sent, set | frozenset):
@@ -227,13 +227,13 @@ def _comparable(sent: object, back: object) -> bool:
 
 def _harmless(sent: object, back: object) -> bool:
     if isinstance(sent, BaseException):
-        # A TaskError keeps a live exception but stores only its description, as declared.
+        # A TaskError contains a live exception but, by design, stores only its description.
         return isinstance(back, dict)
     if type(sent) is not type(back):
         return False
     if isinstance(sent, datetime) and isinstance(back, datetime):
         # By definition of `==`, a time within a clock change never equals the same instant in another
-        # zone; in UTC both sides are comparable.
+        # zone; in UTC the two can be compared.
         aware = sent.tzinfo is not None and back.tzinfo is not None
         return aware and sent.astimezone(UTC) == back.astimezone(UTC)
     return type(sent).__eq__ is object.__eq__

@@ -18,10 +18,10 @@ _DIGEST_PURPOSE = b"digests of requests"
 class FernetCodec:
     """Encrypts payload with Fernet: AES-128 in CBC mode, authenticated by HMAC-SHA256.
 
-    The first key encrypts; all keys decrypt. To rotate, put a new key behind the old one in every process,
-    then make it the first, and drop the old one when no task that was encrypted with it is stored any more.
-    Needs the package ``cryptography``: ``pip install '/path/to/horsies[encryption]'``. Make a key with
-    ``FernetCodec.new_key()``.
+    The first key encrypts; all keys decrypt. To rotate keys, first add the new key behind the old one in
+    every process. Then make the new key the first one. Drop the old key when no stored task is encrypted
+    with it any more. Needs the package ``cryptography``: ``pip install '/path/to/horsies[encryption]'``.
+    Make a key with ``FernetCodec.new_key()``.
 
     Example:
         codec = FernetCodec(os.environ["PAYLOAD_KEYS"].split(","))
@@ -45,7 +45,7 @@ class FernetCodec:
 
     @property
     def key_ids(self) -> Collection[str]:
-        """The ids of all keys: the start of the SHA-256 digest of each."""
+        """The ids of all keys. An id is the start of the key's SHA-256 digest."""
         return self._keys.keys()
 
     @staticmethod
@@ -58,14 +58,14 @@ class FernetCodec:
         return self._first.encrypt(data).decode()
 
     def decode(self, key_id: str, text: str) -> bytes:
-        """Decrypt with the key of this id; ValueError if the text was changed."""
+        """Decrypt with the key that has this id; ValueError if the text was changed."""
         try:
             return self._keys[key_id].decrypt(text)
         except Exception as error:
             raise ValueError(f"the payload was not encrypted with key {key_id}") from error
 
     def digest(self, key_id: str, data: bytes) -> bytes:
-        """Return HMAC-SHA256 with a key that is derived from the one of this id."""
+        """Return the HMAC-SHA256 of the data, with a key derived from the key that has this id."""
         return hmac.digest(self._digest_keys[key_id], data, "sha256")
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ def _fernet(key: str, place: int) -> Fernet:
     try:
         return _class()(key.strip())
     except ValueError:
-        pass  # the message of the package may not show the key, but its cause might
+        pass  # the package's message does not show the key, but its cause might
     raise ValueError(
         f"key {place} of FernetCodec is not a Fernet key, 32 bytes in URL-safe base64; make one with "
         "FernetCodec.new_key()"

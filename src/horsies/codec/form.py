@@ -42,7 +42,7 @@ _REPLACEMENT_CHARACTER = "\ufffd"
 _NOT_FINITE = "input should be a finite number"
 _INVALID_TEXT = ("invalid JSON", "input should be a valid string, unable to parse")
 _TOO_DEEP = "is nested too deeply or contains itself; give a flatter structure"
-# The messages of these errors come from user code or quote the input.
+# The errors whose messages come from user code or quote the input.
 _QUOTING_ERRORS = frozenset(
     {
         "assertion_error",
@@ -64,9 +64,10 @@ _SHOWN_ERRORS = frozenset(get_args(core_schema.ErrorType)) - _QUOTING_ERRORS
 
 @dataclass(frozen=True, slots=True)
 class CodecError:
-    """Why a value cannot be stored or read: one sentence with the fix, and the path to the fault.
+    """The reason why a value cannot be stored or read: one sentence with the fix, and the path to the
+    fault.
 
-    Neither field holds the value itself. The path is empty when the text as a whole is invalid.
+    Neither field contains the value itself. The path is empty when the text as a whole is invalid.
     """
 
     message: str
@@ -91,11 +92,12 @@ class JsonForm:
         adapter = adapter_of(shape)
         self._shape = shape
         self._open = not shape.closed
-        # For closed values, strict validation converts only one thing: an integer where a float is declared.
+        # For values of closed shapes, strict validation makes only one conversion: an integer where a
+        # float is declared.
         self._converts = may_hold(adapter.core_schema, ("float",))
         self._check = functools.partial(adapter.validator.validate_python, strict=True)
-        # By field name on both sides: aliases need not agree between writing and reading. Warnings are
-        # off because reading back catches the same faults, and producing warnings costs 2 µs.
+        # Fields are written and read by name, because aliases for writing and reading may differ.
+        # Warnings are off, because reading back finds the same faults, and producing warnings costs 2 µs.
         self._dump: Callable[[Any], bytes] = functools.partial(
             adapter.serializer.to_json, by_alias=False, round_trip=True, warnings=False
         )
@@ -176,7 +178,7 @@ class JsonForm:
         """Return the error if the text would not come back as the same value."""
         try:
             if self._holds_times or any(token in text for token in _SUSPECT_TOKENS):
-                # In plain text the same characters may be harmless.
+                # The same characters may be harmless inside a plain text.
                 finding = find_unstorable(checked) or find_unstorable(from_json(text))
                 if finding is not None:
                     return self._error(*finding)
@@ -290,7 +292,7 @@ def _undumpable_clause(error: Exception) -> str:
 
 
 def _quietly(function: Callable[..., T], *values: Any) -> T | None:
-    # The search for a fault runs user code that has already failed once.
+    # The search for a fault runs user code that has already failed once and may fail again.
     try:
         return function(*values)
     except Exception:

@@ -23,7 +23,7 @@ from horsies.task_result import (
 
 
 def _err(err_type: Any) -> Part:
-    # A tuple in an error's data is stored as a list: rejecting it would lose the data.
+    # A tuple in an error's data is stored as a list; if it were rejected, the data would be lost.
     return Part("err", err_type, untyped=False)
 
 
@@ -86,7 +86,9 @@ class ResultCodec:
         return Err(text) if isinstance(text, CodecError) else Ok(f'{{"err":{text}}}')
 
     def decode(self, text: str) -> Result[TaskResult[Any, Any], CodecError]:
-        """Return a stored result; an error that only the library can have created is a TaskError."""
+        """Read a stored result. An error that only the library can have created is returned as a
+        TaskError.
+        """
         match split_result(text):
             case ("ok", value_text):
                 return self._ok.decode(value_text).map(lambda value: TaskResult(ok=value))
@@ -102,7 +104,8 @@ class ResultCodec:
         return self._err
 
     def _decode_err(self, text: str) -> Result[Any, CodecError]:
-        # Almost any object fits a lenient model, and the library's own error must not be mistaken for one.
+        # Almost any object fits a lenient model, and the library's own error must not be taken for such a
+        # model.
         if self._foreign_errors and _holds_task_error(text):
             return _decode_task_error(text)
         decoded = self._err.decode(text)
@@ -125,7 +128,7 @@ def encode_task_error(error: TaskError) -> str:
 
 
 def decode_untyped(text: str) -> Result[TaskResult[Any, TaskError], CodecError]:
-    """Return a stored result without knowing the task's types: plain JSON, or a TaskError.
+    """Read a stored result without the task's types: as plain JSON, or as a TaskError.
 
     An error of a user's type becomes the `data` of a TaskError, which takes its code and message from
     the fields of those names if they exist.

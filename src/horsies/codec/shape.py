@@ -1,7 +1,7 @@
 """The shapes of stored JSON: a value, a list or an object with annotated parts, as pydantic schemas.
 
-Building a schema also decides whether the shape is closed. Strict validation alone guarantees that
-values of a closed shape come back unchanged, so they need not be read back after writing.
+When a schema is built, it is also decided whether the shape is closed. Strict validation alone guarantees
+that values of a closed shape come back unchanged, so they need not be read back after writing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _CLOSED_SCALARS = frozenset({"int", "str", "float", "bool", "none", "bytes", "uu
 _CLOSED_KEYS = frozenset({"int", "str", "uuid"})
 _CLOSED_CONTAINERS = frozenset({"list", "set", "frozenset", "tuple"})
 _NESTED = (dict, list, tuple)
-# A value of a Literal is left as it is.
+# Matches the prefixes of modules in a type's text. Quoted values of a Literal match first and are left
+# unchanged.
 _MODULE_PREFIX = re.compile(
     r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?:[A-Za-z_]\w*\.|<locals>\.)+"""
 )
@@ -102,7 +103,7 @@ class ListShape:
         rest = core_schema.any_schema() if self._rest is None else _part_schema(self._rest, handler)
         self.closed = _all_closed(schemas) and (self._rest is None or _is_closed(rest))
         members = [core_schema.with_default_schema(one, default=_Absent.ABSENT) for one in schemas]
-        # When written, only a tuple with a variadic member may be shorter than its schema.
+        # pydantic only writes a tuple shorter than its schema if it has a variadic member.
         items = core_schema.tuple_schema([*members, rest], variadic_item_index=len(schemas))
         return core_schema.no_info_after_validator_function(_present, items)
 
@@ -160,7 +161,7 @@ class ObjectShape:
 Shape: TypeAlias = ValueShape | ListShape | ObjectShape
 
 
-# Before Python 3.12, a class does not record which of its keys were inherited.
+# Before Python 3.12, a class does not record which of its keys are inherited.
 OLD_TYPED_DICT = (
     "a typing.TypedDict, which pydantic can read only on Python 3.12 and newer; use "
     "typing_extensions.TypedDict"
@@ -174,7 +175,8 @@ class AnnotationProblem(ValueError):
 def adapter_of(shape: Shape, config: ConfigDict = _CONFIG) -> TypeAdapter[Any]:
     """Return a shape's pydantic adapter; AnnotationProblem if pydantic cannot build it."""
     try:
-        # The wrapping annotation lets the configuration reach types that do not accept one themselves.
+        # The wrapping annotation applies the configuration to types that do not accept a configuration
+        # themselves.
         return TypeAdapter(Annotated[Any, shape], config=config)
     except AnnotationProblem:
         raise
@@ -184,7 +186,7 @@ def adapter_of(shape: Shape, config: ConfigDict = _CONFIG) -> TypeAdapter[Any]:
         ) from error
 
 
-@functools.lru_cache(128)  # building one takes milliseconds
+@functools.lru_cache(128)  # building an adapter takes milliseconds
 def complete_adapter_of(shape: Shape) -> TypeAdapter[Any]:
     """Return an adapter that rejects keys a TypedDict does not declare."""
     return adapter_of(shape, ConfigDict(**_CONFIG, extra="forbid"))
@@ -221,7 +223,7 @@ def bare(annotation: Any) -> Any:
     if origin is Annotated:
         return bare(arguments[0])
     alias = origin or annotation
-    # typing and typing_extensions each have a class of this name.
+    # typing and typing_extensions have different classes of this name.
     if type(alias).__name__ != "TypeAliasType":
         return annotation
     value, known = alias.__value__, dict(zip(alias.__type_params__, arguments, strict=False))
@@ -238,7 +240,7 @@ def type_text(annotation: Any) -> str:
 
 
 class _Absent(Enum):
-    """Marks omitted list members."""
+    """Marks a list member that is omitted."""
 
     ABSENT = "absent"
 

@@ -63,7 +63,7 @@ from horsies.workflow.run.results import DeclaredTypes
 
 T = TypeVar("T")
 
-# Schedules has a method named list, which hides the built-in type.
+# The class Schedules has a method named list, which hides the built-in type.
 States: TypeAlias = list[ScheduleState]
 Slots: TypeAlias = list[datetime]
 Runs: TypeAlias = list[ScheduleRun]
@@ -77,7 +77,7 @@ _SUPPRESSED = BrokerOperationError(
 
 
 class EditedSchedule(NamedTuple):
-    """A schedule's state, and the edit of its timing; None if there was nothing to reset."""
+    """A schedule's state, and the edit of its timing; the edit is None if there was nothing to reset."""
 
     state: ScheduleState
     edit: Edit | None
@@ -101,10 +101,10 @@ class Schedules:
     def add(self, schedule: AnySchedule, *, replace: bool = False) -> BrokerResult[ScheduleState]:
         """Store a schedule in addition to the configured ones; running schedulers pick it up immediately.
 
-        Adding an identical schedule again changes nothing, and an edit of its timing stays. A different one
-        with the same name is Err(SCHEDULE_EXISTS) unless ``replace`` is set. A configured schedule is never
-        replaced; ``edit`` changes its timing. The first slot is the next one after now. Raises HorsiesError
-        for a schedule that cannot be served.
+        Adding an identical schedule again changes nothing, and an edit of its timing stays. A different
+        one with the same name is Err(SCHEDULE_EXISTS) unless ``replace`` is set. A configured schedule is
+        never replaced; use ``edit`` to change its timing. The first slot is the next one after now.
+        Raises HorsiesError for a schedule that cannot be served.
         """
         script = self._add_script(schedule, replace)
         return self._change("add_schedule", schedule.name, script)
@@ -130,11 +130,11 @@ class Schedules:
         timezone: str | None = None,
         reason: str | None = None,
     ) -> BrokerResult[ScheduleState]:
-        """Change when a schedule fires, a configured one too, until ``reset``.
+        """Change when a schedule fires, until ``reset``; configured schedules can be edited too.
 
-        The edit outlives restarts and deployments; task and arguments stay those of the configuration. A
-        slot that is due now is still sent. A pattern may be a text, such as "every day at 03:00" or a cron
-        expression. Raises HorsiesError for a text that is no pattern.
+        The edit outlives restarts and deployments. The task and its arguments stay those of the
+        configuration. A slot that is due now is still sent. A pattern may be a text, such as "every day
+        at 03:00" or a cron expression. Raises HorsiesError for a text that is not a pattern.
         """
         script = edited_script(name, new_timing(pattern, timezone))
         return self._change("edit_schedule", name, script, reason).map(_edited_state)
@@ -151,7 +151,9 @@ class Schedules:
         return (await self._change_async("edit_schedule", name, script, reason)).map(_edited_state)
 
     def reset(self, name: str, *, reason: str | None = None) -> BrokerResult[ScheduleState]:
-        """End an edit: the schedule fires again as its configuration, or the program that added it, says."""
+        """End an edit: the schedule fires again as defined by the configuration, or by the program that
+        added it.
+        """
         script = edited_script(name, original_timing)
         return self._change("reset_schedule", name, script, reason).map(_edited_state)
 
@@ -162,7 +164,9 @@ class Schedules:
         return (await self._change_async("reset_schedule", name, script, reason)).map(_edited_state)
 
     def list(self) -> BrokerResult[States]:
-        """Return every stored schedule, by name; a scheduler stores the configured ones when it starts."""
+        """Return all stored schedules, by name. A scheduler stores the configured schedules when it
+        starts.
+        """
         return self._read(list_script())
 
     async def list_async(self) -> BrokerResult[States]:
@@ -180,8 +184,8 @@ class Schedules:
         return (await self._change_async("pause_schedule", name, script, reason)).map(_state)
 
     def resume(self, name: str) -> BrokerResult[ScheduleState]:
-        """Fire the slots of a schedule again; slots missed while it was paused fire only if it catches
-        up missed slots.
+        """Fire the slots of a paused schedule again. Slots missed during the pause fire only if the
+        schedule catches up missed slots.
         """
         script = switch_script(name, resume_schedule)
         return self._change("resume_schedule", name, script).map(_state)
@@ -191,7 +195,7 @@ class Schedules:
         return (await self._change_async("resume_schedule", name, script)).map(_state)
 
     def run(self, name: str) -> BrokerResult[RunHandle]:
-        """Send a schedule's task, or start its workflow, once and now.
+        """Send a schedule's task, or start its workflow, once and immediately.
 
         The timetable does not change. Returns the handle of the task or workflow run.
         """
@@ -242,7 +246,9 @@ class Schedules:
     def _add_script(
         self, schedule: AnySchedule, replace: bool
     ) -> Script[BrokerResult[ScheduleState]]:
-        """Check the schedule now, so that mistakes raise here, and return the script that stores it."""
+        """Check the schedule now, so that a mistake raises an error here, and return the script that
+        stores the schedule.
+        """
         if not schedule.enabled:
             raise schedule_error(schedule, "enabled is off; add it and pause it instead")
         entry = Entry.of(self._application(), schedule)
@@ -290,7 +296,9 @@ class Schedules:
 
 
 def perform(broker: PostgresBroker, script: Script[BrokerResult[T]]) -> BrokerResult[T]:
-    """Run one of the scripts below; return an Err of the script like an Err of the broker."""
+    """Run one of the scripts below; an Err from the script is returned in the same way as an Err from the
+    broker.
+    """
     return broker.perform(_WORKING, script).and_then(lambda result: result)
 
 
@@ -329,7 +337,9 @@ def switch_script(name: str, switch: Switch) -> Script[BrokerResult[Switched[Sch
 
 
 def edited_script(name: str, new: NewTiming) -> Script[BrokerResult[Switched[EditedSchedule]]]:
-    """Store another timing and read the schedule's new state; a reset of an unedited one changes nothing."""
+    """Store another timing and read the schedule's new state. A reset changes nothing if the schedule was
+    not edited.
+    """
     found: Result[Edit | None, str] = yield from edit_script(name, new)
     if isinstance(found, Err):
         return Err(BrokerOperationError(_WORKING, found.err_value))
@@ -342,7 +352,7 @@ def edited_script(name: str, new: NewTiming) -> Script[BrokerResult[Switched[Edi
 
 
 def previewed_script(name: str, new: NewTiming) -> Script[BrokerResult[EditedSchedule]]:
-    """Compute an edit and read the schedule's state, without a change."""
+    """Compute an edit and read the schedule's state, without changing anything."""
     found: Result[Edit | None, str] = yield from preview_script(name, new)
     if isinstance(found, Err):
         return Err(BrokerOperationError(_WORKING, found.err_value))
@@ -420,7 +430,7 @@ def _add_script(
         (record,) = yield read_schedule_records([name])
         if record.stored_definition == before.stored_definition and before.is_stored:
             break
-        # Another program stored the schedule in between; it may be the same.
+        # Another program has stored the schedule in the meantime; the two may be identical.
     return _is_taken(name, by_configuration=record.is_stored and record.definition is None)
 
 
@@ -450,7 +460,7 @@ def _is_taken(name: str, *, by_configuration: bool) -> Err[BrokerOperationError]
 
 
 def _unknown_script(name: str, configured: Iterable[str] = ()) -> Script[Err[BrokerOperationError]]:
-    """Reject a name and list the first of the known names."""
+    """Reject an unknown name with a message that lists the first known names."""
     stored: list[ScheduleState] = yield list_schedules(None)
     names = sorted({*configured, *(state.name for state in stored)})
     known = f"the known ones are {listed(names)}; " if names else ""

@@ -1,4 +1,4 @@
-"""Decide which slots of a due schedule fire, which are dropped, and when it is due next.
+"""Decides which slots of a due schedule fire, which are dropped, and when the schedule is due next.
 
 Pure: the tick reads the state of due schedules and writes all decisions in one statement.
 """
@@ -17,7 +17,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class SkipReason(StrEnum):
-    """Why slots were dropped."""
+    """The reasons for which slots are dropped."""
 
     MISSED = "MISSED"
     MISFIRE = "MISFIRE"
@@ -38,7 +38,7 @@ class DueState:
 
     @property
     def belongs_to_old_timing(self) -> bool:
-        """Whether the slot was due when a person changed the timing."""
+        """Whether the slot was already due when a person changed the timing."""
         return self.edited_at is not None and self.due_at <= self.edited_at
 
 
@@ -53,7 +53,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The slots to fire, the next slot, and the slots that were dropped before it."""
+    """The slots to fire, the next slot, and the slots that are dropped before the next one."""
 
     fire: tuple[datetime, ...]
     next_run_at: datetime | None
@@ -61,7 +61,7 @@ class Decision:
 
 
 def decide(schedule: Schedule, timing: Timing, state: DueState, runs_max: int) -> Decision | None:
-    """Decide about a due schedule; None keeps it due, because one of its runs must finish first.
+    """Decide about a due schedule; None if it stays due because one of its runs must finish first.
 
     At most ``runs_max`` slots fire at once, and never more than the schedule allows.
     """
@@ -88,7 +88,9 @@ def decide(schedule: Schedule, timing: Timing, state: DueState, runs_max: int) -
 def _leave_old_timing(
     timing: Timing, state: DueState, cutoff: datetime, reason: SkipReason
 ) -> Decision:
-    """Fire the slot that was due at the edit, unless it is too old; the new timing counts from the edit."""
+    """Fire the slot that was due at the time of the edit, unless it is too old; the new timing counts
+    from the edit.
+    """
     assert state.edited_at is not None
     following = timing.first_after(state.edited_at)
     if state.due_at < cutoff:
@@ -111,7 +113,8 @@ def _cutoff(schedule: Schedule, state: DueState) -> tuple[datetime, SkipReason]:
         oldest = state.now - timedelta(seconds=schedule.misfire_grace_seconds)
         if oldest > cutoff:
             cutoff, reason = oldest, SkipReason.MISFIRE
-    # Slots missed during a pause are dropped, unless the schedule must catch up every missed slot.
+    # Slots that were missed during a pause are dropped, unless the schedule must catch up every missed
+    # slot.
     if state.resumed_at is not None and not schedule.catch_up_missed:
         after_pause = state.resumed_at + _MICROSECOND
         if after_pause > cutoff:

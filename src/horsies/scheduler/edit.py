@@ -1,8 +1,8 @@
-"""Another timing for a stored schedule, set by a person while schedulers run.
+"""Edits: a new timing for a stored schedule, set by a person while schedulers run.
 
-What a schedule sends stays with the program that defined it; when it sends can be edited, for configured
-schedules too. The edit is kept in the database and outlives restarts and deployments until it is reset.
-A slot that is due at the time of the edit is still sent.
+What a schedule sends is defined only by its program; when it sends can be edited, even for configured
+schedules. The edit is kept in the database, where it outlives restarts and deployments, until it is
+reset. A slot that is due at the time of the edit is still sent.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from horsies.scheduler.timing import (
 from horsies.timetable.patterns import SchedulePattern
 from horsies.timetable.texts import pattern_text, read_pattern
 
-# A scheduler that serves the schedule at the same time makes an edit start over.
+# How often an edit is tried. It starts over if a scheduler has served the schedule at the same time.
 ATTEMPTS_MAX = 10
 PREVIEW_SLOTS = 10
 _MICROSECOND = timedelta(microseconds=1)
 
-# From a stored row to its new timing, as JSON text; None if the row has no other.
+# Computes the new timing of a stored row, as JSON text; None if the row has no other timing.
 NewTiming: TypeAlias = Callable[[ScheduleRecord], str | None]
 
 
@@ -58,7 +58,7 @@ class Edit:
 
     @property
     def words(self) -> str:
-        """The edit for the record of changes."""
+        """Return the edit in the form in which the record of changes contains it."""
         return f"from {timing_words(self.timing)} to {timing_words(self.new_timing)}"
 
 
@@ -78,7 +78,9 @@ def undo_edit(name: str, edit: Edit) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NextSlot:
-    """The next slot after an edit, and the end and reason of overdue slots that are dropped."""
+    """The next slot after an edit; for overdue slots that are dropped, also the end of their range and
+    the reason.
+    """
 
     at: datetime | None
     skipped_at: datetime | None = None
@@ -86,24 +88,24 @@ class NextSlot:
 
 
 def new_timing(pattern: SchedulePattern | str | None, timezone: str | None) -> NewTiming:
-    """Return an edit of the pattern, the zone or both; HRS-205 for a text that is no pattern."""
+    """Return an edit of the pattern, the zone or both; HRS-205 for a text that is not a pattern."""
     wanted = read_pattern(pattern) if isinstance(pattern, str) else pattern
     return lambda record: changed_timing(record.timing or "", wanted, timezone)
 
 
 def original_timing(record: ScheduleRecord) -> str | None:
-    """Return the timing that the configuration or program gave the schedule, if it was edited."""
+    """Return the timing that the configuration or a program gave the schedule, if the schedule was edited."""
     return record.original_timing
 
 
 def preview_script(name: str, new: NewTiming) -> Script[Result[Edit | None, str]]:
-    """Compute an edit without storing it; None if there is no such schedule, or no other timing."""
+    """Compute an edit without storing it; None if there is no such schedule, or no other timing for it."""
     (record,) = yield read_schedule_records([name])
     return _edit_of(record, new)
 
 
 def edit_script(name: str, new: NewTiming) -> Script[Result[Edit | None, str]]:
-    """Store another timing; None if there is no such schedule, or no other timing."""
+    """Store another timing; None if there is no such schedule, or no other timing for it."""
     for _ in range(ATTEMPTS_MAX):
         records: list[ScheduleRecord] = yield read_schedule_records([name])
         (record,) = records
@@ -129,7 +131,7 @@ def edit_script(name: str, new: NewTiming) -> Script[Result[Edit | None, str]]:
 
 
 def _edit_of(record: ScheduleRecord, new: NewTiming) -> Result[Edit | None, str]:
-    """Compute an edit; one that leaves no slot is refused."""
+    """Compute an edit; an edit after which no slot is left is refused."""
     if not record.is_stored:
         return Ok(None)
     try:

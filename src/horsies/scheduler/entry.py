@@ -1,7 +1,7 @@
 """An entry: one schedule, checked against the application, with its timing and its target.
 
-Entries come from the configuration when a scheduler starts, or from the stored JSON of a schedule that
-was added at run time. `horsies check` makes the same checks, in this order: zone, task or workflow,
+Entries are made from the configuration when a scheduler starts, and from the stored JSON of schedules
+that were added at run time. `horsies check` makes the same checks, in this order: zone, task or workflow,
 queue, arguments. It also builds each workflow once.
 """
 
@@ -53,7 +53,7 @@ class Application:
 class Entry:
     """A schedule that can be served: its timing, the timing's text and hash, and its target.
 
-    The timing is that of the schedule, unless a person has edited the stored one.
+    The timing is that of the schedule, unless a person has edited the stored timing.
     """
 
     schedule: AnySchedule
@@ -74,7 +74,7 @@ class Entry:
         return cls(schedule, timing, text, config_hash(text), target)
 
     def with_timing(self, text: str) -> Entry:
-        """Return the entry with another stored timing; ValueError if this release cannot read it."""
+        """Return the entry with another stored timing; ValueError if this release cannot read that timing."""
         return replace(self, timing=Timing.read(text), timing_text=text, hash=config_hash(text))
 
     @property
@@ -182,8 +182,8 @@ def definition_json(entry: Entry) -> str:
 
 
 def read_definition(application: Application, text: str) -> Entry:
-    """Return the entry of a stored schedule; HorsiesError or ValueError if it no longer fits the
-    application.
+    """Return the entry of a stored schedule; HorsiesError or ValueError if the schedule no longer fits
+    the application.
     """
     if (key_id := missing_key(text)) is not None:
         raise ConfigurationError(

@@ -1,8 +1,8 @@
 """The registry: all schedules that a scheduler serves, both configured ones and those stored in the
 database.
 
-When a scheduler starts, the registry stores the configured schedules without firing any. Later it finds
-the entry of each due schedule.
+When a scheduler starts, the registry stores the configured schedules without firing a slot. Later it
+finds the entry of each due schedule.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Registry:
         return "\n".join(self.entries), "\n".join(hashes), list(self.application.tasks), workflows
 
     def entry_of(self, due: DueSchedule) -> Entry | None:
-        """Return the entry of a due schedule, with its stored timing if a person edited that; None if
-        what is stored cannot be read.
+        """Return the entry of a due schedule, with its stored timing if a person has edited that; None if
+        the stored schedule cannot be read.
         """
         entry = self._unedited(due)
         if entry is None or due.edited_timing is None:
@@ -130,13 +130,13 @@ def _no_schedules(*, is_off: bool) -> HorsiesError:
 def store_configured(
     registry: Registry, *, at_start: bool, has_watched: Callable[[], bool] = lambda: False
 ) -> Script[None]:
-    """Store the configured schedules without firing any and without losing an overdue slot.
+    """Store the configured schedules, without firing a slot and without losing an overdue slot.
 
-    A schedule whose timing changed gets a new next slot when a scheduler starts. Later changes come
-    from a scheduler of another release, which serves its own slots; the schedule is taken over only
-    when that scheduler leaves a slot overdue. ``has_watched`` is called after the stored state has been
-    read: it returns True if this scheduler has run without interruption for so long that a live owner
-    would have served the slot by now.
+    When a scheduler starts, a schedule whose timing has changed gets a new next slot. Later changes come
+    from a scheduler of another release, which serves its own slots; this scheduler takes such a schedule
+    over only if a slot is overdue. ``has_watched`` is called after the stored state was read. It returns
+    True if this scheduler has run without interruption long enough for a live owner to have served the
+    slot.
     """
     names = list(registry.entries)
     records: list[ScheduleRecord] = yield read_schedule_records(names)
@@ -174,30 +174,32 @@ def _rows_to_store(
         except Exception:
             logger.exception("schedule %r: the next slot cannot be computed", record.name)
             continue
-        # A schedule that has ended does not change; do not rewrite it every minute.
+        # A schedule that has ended does not change, so its row is not written again every minute.
         if next_run_at is not None or not record.is_stored or _has_new_timing(entry, record):
             yield entry, next_run_at
 
 
 def _timing_in_force(entry: Entry, record: ScheduleRecord) -> Timing:
-    """Return the stored timing if a person edited it; ValueError if this release cannot read it."""
+    """Return the stored timing if a person has edited it; ValueError if this release cannot read it."""
     if record.original_timing is None:
         return entry.timing
     return Timing.read(record.timing or "")
 
 
 def _has_new_timing(entry: Entry, record: ScheduleRecord) -> bool:
-    """Whether the configuration's timing differs from the stored one, or from the one before an edit."""
+    """Whether the configuration's timing differs from the stored timing, or from the timing before an
+    edit.
+    """
     if record.original_timing is not None:
         return record.original_timing != entry.timing_text
     return record.hash != entry.hash
 
 
 def _is_deserted(entry: Entry, record: ScheduleRecord) -> bool:
-    """Whether the timing belongs to another release and none of that release's schedulers serves it.
+    """Whether the timing belongs to another release, and no scheduler of that release serves it.
 
-    A schedule that waits for an unfinished task or run counts as served. One that a person has edited
-    belongs to every release.
+    A schedule that waits for an unfinished task or run counts as served. A schedule that a person has
+    edited belongs to every release.
     """
     is_waiting = entry.schedule.overlap == "queue" and record.is_unfinished
     is_foreign = record.original_timing is None and record.hash != entry.hash

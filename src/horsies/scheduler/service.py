@@ -1,8 +1,8 @@
 """The scheduler as a service: it ticks on time and waits while the database is unavailable.
 
-``Scheduler`` itself never sleeps: ``serve`` sleeps until ``next_at`` and calls ``step``.
+``Scheduler`` itself never sleeps; ``serve`` sleeps until ``next_at`` and then calls ``step``.
 ``SchedulerThread`` runs the same loop next to a worker. A failed tick only delays the next one; the
-service ends when the database permanently rejects the login or is unavailable for longer than the
+service ends if the database permanently rejects the login, or is unavailable for longer than the
 resilience settings allow.
 """
 
@@ -36,11 +36,13 @@ logger = logging.getLogger("horsies.scheduler")
 
 # How often to check that the configured schedules are still stored.
 REFRESH_SECONDS = 60.0
-# A tick this late means that the database did not respond, presumably not to other schedulers either.
+# If a tick is this late, the database did not respond, and presumably did not respond to other schedulers
+# either.
 STALL_SECONDS = 10.0
-# Clocks drift: waking slightly late costs one tick, waking slightly early costs two.
+# How much later than its time a slot wakes the scheduler. Clocks drift: waking slightly late costs one
+# tick, waking slightly early costs two.
 MARGIN_SECONDS = 0.001
-# How long a stop waits for the last step; a workflow still being built after that is abandoned.
+# How long a stop waits for the last step. A workflow that is still being built after that is abandoned.
 LAST_STEP_SECONDS = 5.0
 
 
@@ -189,8 +191,8 @@ class Scheduler:
 def serve(service: Scheduler, stop: socket.socket, listener: Listener | None = None) -> None:
     """Serve schedules until ``stop`` becomes readable.
 
-    With a ``listener``, changes to schedules take effect immediately; without one, they take effect on
-    the next tick.
+    With a ``listener``, changes to schedules take effect immediately; otherwise they take effect on the
+    next tick.
     """
     while True:
         service.step()
@@ -204,7 +206,8 @@ def serve(service: Scheduler, stop: socket.socket, listener: Listener | None = N
 def _sleep(service: Scheduler, stop: socket.socket, listener: Listener | None) -> bool:
     """Sleep until the next step or until input arrives; return whether to stop."""
     seconds = service.next_at() - time.monotonic()
-    # Not select(), which rejects descriptors above 1,023; a worker has two for every child.
+    # select() is not used, because it rejects descriptors above 1,023, and a worker has two descriptors
+    # for every child.
     poll = select.poll()
     poll.register(stop, select.POLLIN)
     if listener is not None:
@@ -218,7 +221,7 @@ def _sleep(service: Scheduler, stop: socket.socket, listener: Listener | None) -
 def migrating_connector(
     database: Database, statement_ms: int | None = None
 ) -> Callable[[], Pipeline]:
-    """Return a function that opens the scheduler's connection; its first call updates the schema.
+    """Return a function that opens the scheduler's connection; the first call also updates the schema.
 
     ``statement_ms`` limits each statement; None leaves the database's limit in place.
     """
@@ -251,7 +254,7 @@ class SchedulerThread:
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Make the current step the last one; safe to call in a signal handler."""
+        """Make the scheduler stop after the current step; safe to call in a signal handler."""
         with suppress(OSError):  # the thread has ended already
             self._stop_sender.send(b"!")
 

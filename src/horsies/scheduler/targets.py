@@ -1,7 +1,7 @@
 """A schedule's target: the task that a slot sends, or the workflow that it starts.
 
 A task created here takes the same path as a send: it has its task's retry policy, queue, priority, time
-limit and expiry. Its id is the same every time for the same schedule and slot. Nothing here uses the
+limit and expiry. For the same schedule and slot, its id is always the same. Nothing here uses the
 database.
 """
 
@@ -32,7 +32,7 @@ from horsies.workflow.nodes.nodes import AnyNode
 from horsies.workflow.spec import WorkflowSpec
 
 SCHEDULED_FOR = "scheduled_for"
-SAMPLE_SLOT = datetime(2026, 1, 1, tzinfo=UTC)  # for checking arguments before a real slot is due
+SAMPLE_SLOT = datetime(2026, 1, 1, tzinfo=UTC)  # used to check arguments before a real slot is due
 
 _JITTER_STEPS = 1_000_003
 
@@ -55,7 +55,7 @@ Target: TypeAlias = "TaskTarget | WorkflowTarget"
 
 
 def work_for_slot(target: Target, slot: datetime) -> Result[Work, str]:
-    """Return the task or run for this slot; the id and the share of the jitter are the same on every call."""
+    """Return the task or run for this slot; its id and its share of the jitter are the same on every call."""
     stamp = Stamp(run_id(target.schedule.name, slot), slot)
     return target.make(stamp, target.schedule.jitter_seconds * jitter_share(stamp.task_id))
 
@@ -83,25 +83,25 @@ def traced_work(target: Target, work: Work) -> tuple[Work, Sending | None]:
 
 
 def work_for_now(target: Target, now: datetime) -> Result[Work, str]:
-    """Return a task or run outside the timetable, with a new id."""
+    """Return a task or run that is not part of the timetable, with a new id."""
     return target.make(Stamp(new_id(), now), 0)
 
 
 class ArgumentProblem(ValueError):
-    """Why a schedule's arguments or queue do not fit its task or workflow."""
+    """The reason why a schedule's arguments or queue do not fit its task or workflow."""
 
 
 def run_id(schedule_name: str, slot: datetime) -> str:
     """Return the id of a schedule's task or run for a slot; every scheduler computes the same id.
 
-    These ids sort by slot, just as other ids sort by the time they were sent. A plain digest would
-    scatter a schedule's tasks over lists and indexes.
+    These ids sort by slot, just as other ids sort by the time of their send. With a plain digest, a
+    schedule's tasks would be scattered over lists and indexes.
     """
     return fixed_id(slot, f"{schedule_name}\0{slot.astimezone(UTC).isoformat()}")
 
 
 def jitter_share(task_id: str) -> float:
-    """Return a number from 0 to 1 that varies between slots but is fixed for each slot."""
+    """Return a number from 0 to 1 that differs between slots but is always the same for one slot."""
     return UUID(task_id).int % _JITTER_STEPS / _JITTER_STEPS
 
 
@@ -164,7 +164,7 @@ class TaskTarget:
 def bound_by_name(
     signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return all arguments by name; missing ones are noticed later, when a row is made from them."""
+    """Return all arguments by name. Missing arguments are noticed later, when a row is made."""
     names = signature.names
     if len(args) > len(names.positional):
         raise ArgumentProblem(
@@ -185,7 +185,8 @@ def bound_by_name(
 class WorkflowTarget:
     """A workflow to start, with its definition's parameters as JSON text.
 
-    The parameters are decoded again for every run, so that one run cannot change those of the next.
+    The parameters are decoded again for every run, so that one run cannot change the parameters of the
+    next.
     """
 
     schedule: WorkflowSchedule

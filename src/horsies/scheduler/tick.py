@@ -37,23 +37,24 @@ from horsies.tracing import Sending
 logger = logging.getLogger("horsies.scheduler")
 
 # The most tasks and workflow nodes that one tick sends, unless a single slot has more. A long catch-up
-# thus continues in the next tick instead of needing one huge statement.
+# therefore continues in the next tick and does not need one huge statement.
 RUNS_MAX = 10_000
-# The kind of batch that fails when the database refuses a tick.
+# The name, for counting failures, of the batch that fails when the database refuses a tick.
 TICK = "tick"
-# How long one schedule's slots may take, and how long the schedule is skipped after an error that may pass.
+# How long the slots of one schedule may take, and how long the schedule is skipped after a transient
+# error.
 ALONE_SECONDS = 10.0
 REST_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A due schedule, its decision, and the resulting tasks or runs."""
+    """A due schedule, the decision about it, and the resulting tasks or runs."""
 
     due: DueSchedule
     decision: Decision
     work: Sequence[Work]
-    # The spans of the work, if the application uses tracing.
+    # The spans of the tasks or runs, if the application uses tracing.
     sendings: Sequence[Sending] = ()
 
     @property
@@ -73,8 +74,8 @@ class TickResult:
 
 @dataclass(slots=True)
 class Refused:
-    """A scheduler's memory of refused ticks: how many failed in a row, and how long it skips schedules
-    whose slots keep failing with a transient error.
+    """What a scheduler remembers about refused ticks: how many failed in a row, and how long it skips a
+    schedule whose slots keep failing with a transient error.
     """
 
     failures: Failures = field(default_factory=Failures)
@@ -161,7 +162,7 @@ def _decide_one(entry: Entry | None, due: DueSchedule, runs_max: int) -> Decided
 
 
 def _in_utc(due: DueSchedule) -> DueState:
-    """Convert from the session's time zone, where arithmetic would follow DST changes."""
+    """Convert from the session's time zone, in which arithmetic would follow DST changes."""
     resumed_at = None if due.resumed_at is None else due.resumed_at.astimezone(UTC)
     edited_at = None if due.edited_at is None else due.edited_at.astimezone(UTC)
     due_at, now = due.due_at.astimezone(UTC), due.looked_at.astimezone(UTC)
@@ -169,7 +170,7 @@ def _in_utc(due: DueSchedule) -> DueState:
 
 
 def _refused(decision: Decision, slot: datetime) -> Decision:
-    """Drop a slot whose task or run cannot be created; otherwise it would stay due forever."""
+    """Drop a slot whose task or run cannot be created; otherwise the slot would stay due forever."""
     dropped = Dropped(SkipReason.REFUSED, slot, slot)
     return Decision(decision.fire, decision.next_run_at, dropped)
 
@@ -236,7 +237,7 @@ def _tick_one_by_one(pipeline: Pipeline, registry: Registry, refused: Refused) -
 
 
 def _drop_work(pipeline: Pipeline, decided: Decided, error: psycopg.Error) -> None:
-    """Advance a schedule without the work that the database refuses; log both refusals."""
+    """Advance a schedule without the tasks or runs that the database refuses, and log the refusal."""
     name = decided.due.name
     try:
         pipeline.run([(fire_slots, columns([_without_work(decided)]))])

@@ -1,4 +1,4 @@
-"""A schedule's timing: exactly those fields that determine its slots.
+"""A schedule's timing: exactly the fields that determine its slots.
 
 The timing is stored as JSON next to the schedule's state; a changed hash means a changed timetable.
 """
@@ -65,7 +65,7 @@ def changed_timing(text: str, pattern: SchedulePattern | None, timezone: str | N
 
 
 def read_fields(text: str | None) -> TimingFields:
-    """Parse a stored timing; ValueError if this release cannot."""
+    """Parse a stored timing; ValueError if this release cannot read it."""
     try:
         return TimingFields.model_validate_json(text or "")
     except ValueError:
@@ -73,7 +73,7 @@ def read_fields(text: str | None) -> TimingFields:
 
 
 def timing_words(text: str | None) -> str:
-    """Return a stored timing as a person types it, with its zone unless it is an interval."""
+    """Return a stored timing as a person would type it, with its zone unless it is an interval."""
     try:
         fields = read_fields(text)
     except ValueError:
@@ -109,7 +109,7 @@ class Timing:
 
     @classmethod
     def read(cls, text: str) -> Timing:
-        """Parse a stored timing; ValueError if this release cannot."""
+        """Parse a stored timing; ValueError if this release cannot read it."""
         return _read(text)
 
     def first_after(self, start: datetime) -> datetime | None:
@@ -154,7 +154,7 @@ class Timing:
         return found
 
     def _some_late_slot(self, due: datetime, until: datetime) -> datetime:
-        """Find a slot near the end with windows that double, instead of stepping through all slots."""
+        """Find a slot near the end by doubling the window, instead of stepping through all slots."""
         window = _FIRST_WINDOW
         while until - window > due:
             found = self.after(until - window)
@@ -173,7 +173,7 @@ class Timing:
         return None if is_over else slot
 
 
-# A scheduler reads the timing of an edited schedule at each of its slots.
+# Cached, because a scheduler reads the timing of an edited schedule at each of the schedule's slots.
 @lru_cache(maxsize=10_000)
 def _read(text: str) -> Timing:
     return Timing.of(read_fields(text))

@@ -39,8 +39,8 @@ from horsies.timetable.terms import (
 
 GapRule: TypeAlias = Literal["skip", "shift"]
 
-# The calendar, weekdays included, repeats after 400 years: a slot that has not come by then never
-# will.
+# The calendar, including its weekdays, repeats after 400 years: a pattern without a slot in that time
+# never has one.
 _MONTHS_AHEAD = 400 * 12
 _ONE_SECOND = timedelta(seconds=1)
 _ANY = (CronEvery(),)
@@ -131,10 +131,10 @@ def _end_of_gap(before: datetime, after: datetime, zone: ZoneInfo) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """A wall-clock pattern as plain numbers: these times, on these days, in these months.
+    """A wall-clock pattern as plain numbers: times, days and months.
 
-    Days match by month day and weekday, or by one of the two. ``is_periodic`` patterns fire in
-    every hour, including both passes of a repeated hour.
+    A day must match the month day and the weekday, or one of the two. Patterns with ``is_periodic`` fire
+    in every hour, including both passes of a repeated hour.
     """
 
     hours: tuple[int, ...]

@@ -35,7 +35,7 @@ Choice: TypeAlias = Literal["either", "both"]
 
 LAST_DAY = -1
 
-# February counts its leap day: a schedule for the 29th is rare, not impossible.
+# February has its leap day here: a schedule for the 29th fires rarely, but it is possible.
 _LONGEST_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
@@ -264,7 +264,8 @@ class CronSchedule(_Pattern):
         if isinstance(self.day, ByWeekday | EitherDay | BothDays):
             problems += term_problems(self.day.day_of_week, WEEKDAYS)
         yield from problems
-        # Each faulty field has been reported already; "never" would only report it twice.
+        # Each faulty field has already been reported; a report that the pattern never fires would only
+        # repeat that.
         if not problems and not self._can_happen():
             yield "none of its months has such a day, so it would never fire"
 

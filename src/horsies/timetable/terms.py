@@ -1,7 +1,7 @@
 """Cron terms: the values of a cron field, as typed terms or read from a classic expression.
 
-A term picks values: all, listed ones, a range, or every n-th. The field's domain is the set it
-picks from.
+A term picks values: all values, listed values, a range, or every n-th value. It picks them from the
+field's domain.
 """
 
 from __future__ import annotations
@@ -58,12 +58,14 @@ class CronEvery(FrozenModel):
 
 
 class CronStep(FrozenModel):
-    """Every n-th value, starting at the field's first: `CronStep(step=15)` is minute 0, 15, 30, 45."""
+    """Every n-th value, starting with the field's first value: `CronStep(step=15)` is minute 0, 15, 30,
+    45.
+    """
 
     kind: Literal["step"] = "step"
     """Marks the kind of term in stored JSON."""
     step: int = Field(ge=1)
-    """Every n-th value, counted from the first of the field."""
+    """The step: every n-th value matches, counted from the field's first value."""
 
 
 class CronValues(FrozenModel):
@@ -85,7 +87,7 @@ class CronRange(FrozenModel):
     end: int
     """The last value, which is included."""
     step: int = Field(default=1, ge=1)
-    """Every n-th value from ``start``."""
+    """The step: every n-th value matches, counted from ``start``."""
 
 
 class CronEnumValues(FrozenModel, Generic[E]):
@@ -107,7 +109,7 @@ class CronEnumRange(FrozenModel, Generic[E]):
     end: E
     """The last month or weekday, which is included."""
     step: int = Field(default=1, ge=1)
-    """Every n-th month or weekday from ``start``."""
+    """The step: every n-th month or weekday matches, counted from ``start``."""
 
 
 class CronEnumStep(FrozenModel, Generic[E]):
@@ -116,7 +118,7 @@ class CronEnumStep(FrozenModel, Generic[E]):
     kind: Literal["enum_step"] = "enum_step"
     """Marks the kind of term in stored JSON."""
     step: int = Field(ge=1)
-    """Every n-th month or weekday, counted from the first."""
+    """The step: every n-th month or weekday matches, counted from the first."""
 
 
 NumericTerm: TypeAlias = Annotated[
@@ -221,7 +223,7 @@ _ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class ExpressionProblem(Exception):
-    """The text is not a valid cron expression; ``problems`` has a sentence for each mistake."""
+    """The text is not a valid cron expression; ``problems`` contains a sentence about each mistake."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
@@ -251,8 +253,8 @@ def read_expression(expression: str) -> ExpressionFields:
     if problems:
         raise ExpressionProblem(problems)
     minute, hour, day_of_month, month, day_of_week = parts
-    # Months keep the order of the expression. The order is part of the hash stored with a schedule,
-    # and a schedule whose hash changes gets a new timetable.
+    # Months keep the order of the expression. The order is part of the hash that is stored with a
+    # schedule, and a schedule with a changed hash gets a new timetable.
     return ExpressionFields(
         _numeric_terms(minute),
         _numeric_terms(hour),
@@ -317,8 +319,8 @@ def _month_term(term: NumericTerm) -> MonthTerm:
 
 
 def _weekday_terms(parts: Sequence[_Part]) -> list[WeekdayTerm]:
-    # Cron counts from Sunday (0 or 7) and Weekday from Monday, so a range or step may become a
-    # list.
+    # Cron counts weekdays from Sunday (0 or 7) and ``Weekday`` from Monday, so a range or step may become
+    # a list.
     if any(part.text == "*" for part in parts):
         return [CronEvery()]
     days = tuple(Weekday)

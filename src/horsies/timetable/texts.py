@@ -1,6 +1,6 @@
-"""Patterns as one line of text that a person types: "every day at 03:00", or a cron expression.
+"""Patterns as a line of text that a person can type: "every day at 03:00", or a cron expression. Pure.
 
-Pure. `pattern_text` writes the line, `read_pattern` reads it back; both have the same slots.
+`pattern_text` writes the line, and `read_pattern` reads it back as a pattern with the same slots.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _read_weekly(found: re.Match[str]) -> SchedulePattern | None:
 
 
 def _weekday(word: str) -> Weekday | None:
-    """Find a day by its name or its first three letters or more."""
+    """Find a day by its name, or by at least its first three letters."""
     text = word.strip().lower().removesuffix("s") if len(word) > 6 else word.strip().lower()
     return next((day for day in Weekday if len(text) > 2 and day.value.startswith(text)), None)
 
@@ -189,12 +189,14 @@ def _expression(cron: CronSchedule) -> str:
 
 
 def _field(terms: Sequence[AnyTerm], domain: Domain) -> str:
-    """Write the terms as they are: an hour given as a step has other rules when the clock changes."""
+    """Write the terms unchanged, because other rules apply to an hour given as a step when the clock
+    changes.
+    """
     return ",".join(_term(term, domain) for term in terms)
 
 
 def _term(term: AnyTerm, domain: Domain) -> str:
-    # Cron counts weekdays from Sunday, so that a step from Monday is a list there.
+    # Cron counts weekdays from Sunday, so a step that starts on Monday becomes a list.
     is_weekday_step = domain is WEEKDAYS and getattr(term, "step", 1) > 1
     match term:
         case CronEvery():

@@ -1,7 +1,7 @@
 """Patterns in words: "every 15 minutes from 08:00 to 18:45, Monday to Friday".
 
-Pure. The words come from a pattern's values, not from how it was written: two patterns with the
-same slots read the same.
+Pure. The words describe a pattern's values, not how the pattern was written: two patterns with the same
+slots have the same words.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from horsies.timetable.patterns import LAST_DAY, SchedulePattern
 from horsies.timetable.terms import MONTHS, WEEKDAYS, Domain
 
 _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
-# Beyond this many times of day, the hours and minutes are described instead.
+# If there are more times of day than this, the hours and minutes are described instead.
 _TIMES_MAX = 6
 
 

@@ -1,4 +1,4 @@
-"""The queue settings, importable from this documented path as well."""
+"""The queue settings, which can also be imported from this documented path."""
 
 from horsies.config.app import CustomQueueConfig, QueueMode
 
