@@ -1,4 +1,4 @@
-"""Horsies: a task queue and workflow engine for Python whose only server is PostgreSQL.
+"""Horsies: a task queue and workflow engine for Python that needs no server except PostgreSQL.
 
 Everything public is imported from here.
 
@@ -389,7 +389,7 @@ __all__ = [
 ]
 
 # A name is imported from its module on first use, so a program that only sends tasks loads neither
-# schedules nor the monitor. The names match the block above, which type checkers read.
+# schedules nor the monitor. The names are those of the block above, which type checkers read.
 _NAMES_BY_MODULE = {
     "app": "ChildProcessStartHook Horsies get_current_app",
     "encryption": "PayloadCodec",

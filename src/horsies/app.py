@@ -1,6 +1,6 @@
 """Horsies: the application object, which ties together configuration, tasks and the broker.
 
-It is a process's composition root: producers, workers and commands all start from one application. It
+It is the composition root of a process: producers, workers and commands all start from an application. It
 registers tasks and creates the broker on first use.
 """
 
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from horsies.workflow.checks import Builder, Case, RegisteredBuilder
     from horsies.workflow.handles import WorkflowHandles
     from horsies.workflow.spec import WorkflowMaker
-else:  # parts that a producer may never need
+else:  # parts that a producer may not need
     check = Deferred("horsies.tasks.check")
     explain = Deferred("horsies.monitor.diagnose.explain")
     schedules = Deferred("horsies.scheduler.api")
@@ -95,9 +95,7 @@ else:  # parts that a producer may never need
     spec = Deferred("horsies.workflow.spec")
 
 ChildProcessStartHook = ChildProcessHook
-"""A start or stop hook of a child process: a function without parameters, plain or ``async
-def``.
-"""
+"""A start or stop hook of a child process: a plain or ``async def`` function without parameters."""
 P = ParamSpec("P")
 T = TypeVar("T")
 Hook = TypeVar("Hook", bound=ChildProcessHook)
@@ -120,9 +118,9 @@ class Horsies(Operations):
             return a + b
 
     A URL is short for ``AppConfig(broker=PostgresConfig(database_url=url))``. Without a configuration,
-    HORSIES_DATABASE_URL or DATABASE_URL names the database. With ``migrate=False``,
-    ``run_schema_migrations=False`` or HORSIES_MIGRATE=0, no process of the application changes the
-    schema; `horsies migrate` does.
+    the environment variable HORSIES_DATABASE_URL or DATABASE_URL names the database. With
+    ``migrate=False``, ``run_schema_migrations=False`` or HORSIES_MIGRATE=0, no process of the application
+    changes the schema; `horsies migrate` does.
     """
 
     def __init__(
@@ -152,7 +150,7 @@ class Horsies(Operations):
 
     # Defining tasks
 
-    # The overloads of TaskDecorator, for the decorator without parentheses.
+    # Repeats the overloads of TaskDecorator for the decorator without parentheses.
     @overload
     def task(  # type: ignore[overload-overlap]
         self, function: Callable[P, Awaitable[TaskResult[T, TaskError]]], /
@@ -218,21 +216,21 @@ class Horsies(Operations):
     ) -> Any:
         """Register a function as a task; its default name is ``module.function``.
 
-        The function either returns a value and raises ``TaskFailed`` for an error of its domain, or
-        returns a ``TaskResult[T, TaskError]``.
+        The function either returns a value, and raises ``TaskFailed`` for its own errors, or it returns a
+        ``TaskResult[T, TaskError]``.
 
-        ``queue_name`` is required in CUSTOM mode and rejected in DEFAULT mode. ``retry_policy`` lists
-        the codes and exceptions to retry and the waits. ``exception_mapper`` maps exceptions that the
-        function raises to codes. ``timeout_ms`` (at least 100) stops an attempt that takes longer.
-        ``memory_limit_mb`` ends an attempt whose process uses more resident memory, with MEMORY_LIMIT.
-        ``on_stop`` decides what happens to an attempt that runs when its worker stops: ``"finish"`` lets
-        it finish within the grace period and otherwise fails it with WORKER_STOPPED; ``"requeue"``
-        returns the task to its queue instead, without using up a retry; ``"fail"`` fails it immediately.
-        ``burst`` lets a child hold several very short tasks; see the guarantees. ``key``, a parameter
-        that carries a text or a function of the arguments, names whom the task works for: a queue shares
-        its children out by key. ``rate`` limits how many calls start per period, in the whole cluster.
-        ``batch`` makes the function take a list with the items of several tasks, and return a list with
-        the outcome of each; a send passes one item.
+        ``queue_name`` is required in CUSTOM mode and rejected in DEFAULT mode. ``retry_policy`` lists the
+        error codes and exceptions after which the task is retried, and the waits. ``exception_mapper``
+        maps exceptions that the function raises to codes. ``timeout_ms`` (at least 100) stops an attempt
+        that takes longer. ``memory_limit_mb`` ends an attempt with MEMORY_LIMIT if its process uses more
+        resident memory. ``on_stop`` decides what happens to an attempt that is running when its worker
+        stops: ``"finish"`` lets it finish within the grace period and otherwise fails it with
+        WORKER_STOPPED; ``"requeue"`` returns the task to its queue instead, without using up a retry;
+        ``"fail"`` fails it immediately. ``burst`` lets a child hold several very short tasks; see the
+        guarantees. ``key`` names whom the task works for, either by a parameter that contains a text or
+        by a function of the arguments; within a queue, keys take turns. ``rate`` limits how many calls
+        start per period, in the whole cluster. With ``batch``, the function takes a list with the items
+        of several tasks, and returns a list with the outcome of each task; a send passes one item.
 
         Example:
             @app.task("charge", retry_policy=RetryPolicy.fixed([1, 5], auto_retry_for=["DOWN"]))
@@ -278,13 +276,13 @@ class Horsies(Operations):
         """Register a durable function: a task whose steps are recorded, so that its runs survive any crash.
 
         The function takes a ``Durable`` first, or an ``AsyncDurable`` if it is ``async def``. In every
-        other respect it is a task: it is sent, scheduled, retried and cancelled like one, and may be the
-        node of a workflow. Without a ``retry_policy`` a run
-        survives a hundred crashes; a policy must list WORKER_CRASHED. ``timeout_ms`` limits each stay in a
-        process, not the waits. ``version`` becomes part of the stored name (``onboard@2``), so that only
-        workers with that version continue its runs. ``signals`` declares the names and types of signals,
-        which ``app.signal`` then checks. ``deadline`` limits the whole run from its first start on, its
-        waits included: a run that has not ended by then is cancelled, with its clean-up steps.
+        other respect it is a task: it is sent, scheduled, retried and cancelled like other tasks, and may
+        be a node of a workflow. Without a ``retry_policy`` a run survives a hundred crashes; a
+        ``retry_policy`` must list WORKER_CRASHED. ``timeout_ms`` limits each stay in a process, but not
+        the waits. ``version`` becomes part of the stored name (``onboard@2``), so that only workers with
+        that version continue its runs. ``signals`` declares the names and types of signals, which
+        ``app.signal`` then checks. ``deadline`` limits the whole run from its first start, including its
+        waits: a run that has not ended in this time is cancelled, and does its clean-up steps.
 
         Example:
             @app.durable("onboard")
@@ -340,7 +338,8 @@ class Horsies(Operations):
         self, cases: Sequence[Case] | None = None
     ) -> Callable[[Builder], Builder]: ...
     def workflow_builder(self, cases: Any = None) -> Any:
-        """Let ``check`` call a function that builds a WorkflowSpec, once per set of parameters.
+        """Register a function that builds a WorkflowSpec, so that ``check`` calls it once for each set of
+        parameters.
 
         Example:
             @app.workflow_builder(cases=[{"order_id": 7}])
@@ -375,8 +374,8 @@ class Horsies(Operations):
         """Send a task whose code this program does not import; the worker checks the arguments.
 
         ``arguments`` are JSON values by parameter name; the options are those of ``with_options``.
-        ``queue_name`` may be another application's queue. A task that this application does not know
-        gets a retry policy and a time limit only if they are passed here.
+        ``queue_name`` may be a queue of another application. If this application does not have the task,
+        the task gets a retry policy and a time limit only if you pass them here.
 
         Example:
             app.send_by_name("mail", {"to": "ada@example.org"}, queue_name="mail").unwrap()
@@ -394,7 +393,7 @@ class Horsies(Operations):
     def enqueue_by_name(
         self, task_name: str, arguments: Arguments = None, **options: Unpack[SendKeywords]
     ) -> TaskHandle[Any]:
-        """Like ``send_by_name``, but return the handle or raise TaskSendFailed."""
+        """Like ``send_by_name``, but return the handle, or raise TaskSendFailed."""
         return handle_of(self.send_by_name(task_name, arguments, **options))
 
     async def enqueue_by_name_async(
@@ -404,7 +403,7 @@ class Horsies(Operations):
         return handle_of(await self.send_by_name_async(task_name, arguments, **options))
 
     def retry_send(self, error: TaskSendError) -> TaskSendResult[TaskHandle[Any]]:
-        """Repeat any send that failed with ENQUEUE_FAILED; the task is stored at most once."""
+        """Repeat a send of any task that failed with ENQUEUE_FAILED; the task is stored at most once."""
         return store_prepared(*prepare_retry(self._producer, self.get_task, error))
 
     async def retry_send_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[Any]]:
@@ -453,7 +452,9 @@ class Horsies(Operations):
     # Suppressing sends
 
     def suppress_sends(self, value: bool = True) -> None:
-        """Make every send in this process return SEND_SUPPRESSED; False turns this off again."""
+        """Make every send in this process return SEND_SUPPRESSED; ``suppress_sends(False)`` allows sends
+        again.
+        """
         self._suppressed = value
 
     def are_sends_suppressed(self) -> bool:
@@ -495,7 +496,8 @@ class Horsies(Operations):
 
     @registers(refuse_bad_around)
     def around_task(self, fn: Around) -> Around:
-        """Run this generator around every task in worker children; the first one registered is outermost.
+        """Run this generator around every task in worker children; the generator registered first is the
+        outermost.
 
         ``yield`` returns the task's return value, or raises its exception.
 
@@ -516,8 +518,8 @@ class Horsies(Operations):
 
     @property
     def database_url(self) -> str:
-        """The database's postgresql:// URL, including the password, for other libraries. For
-        embedded:// the private server is started or joined.
+        """The database's postgresql:// URL, including the password, for other libraries. For embedded://,
+        the private server is started, or joined if it already runs.
 
         Example: with psycopg.connect(app.database_url) as connection: ...
         """
@@ -544,7 +546,7 @@ class Horsies(Operations):
     @role.setter
     def role(self, role: str) -> None:
         self._role = role
-        # one of the application's modules used the broker while it was being loaded
+        # a module of the application used the broker while it was being imported
         if self._broker is not None:
             self._broker.database.role = role
 
@@ -556,10 +558,10 @@ class Horsies(Operations):
     def check(self, *, live: bool = False) -> list[HorsiesError]:
         """Validate the application before it runs, and return the errors of the first failing phase.
 
-        Imports the discovered modules, builds their workflows and those in the application's own module
-        with sends suppressed, and checks error codes, policies and schedules. With ``live``, it also
-        connects to the database, looks for its tables and the privileges on them, and tests LISTEN.
-        Codes in ``auto_retry_for`` that nothing produces are logged as warnings.
+        Imports the discovered modules; builds their workflows, and the workflows in the application's own
+        module, while sends are suppressed; and checks error codes, policies and schedules. With ``live``,
+        it also connects to the database, checks the tables and the privileges on them, and tests LISTEN.
+        Codes in ``auto_retry_for`` that no task can produce are logged as warnings.
         """
         home = module_of(self._home, self)
         modules = [] if home is None else [home]
@@ -592,12 +594,12 @@ class Horsies(Operations):
 
 
 def producer_on(app: Horsies, broker: PostgresBroker) -> Producer:
-    """Return what sending for this application needs, on the connections of another broker."""
+    """Return a producer that sends for this application on the connections of another broker."""
     return replace(app._producer, get_broker=lambda: broker)
 
 
 def set_current_app(app: Horsies) -> None:
-    """Set this process's application; called by worker children."""
+    """Set the application of this process; worker children call this."""
     _current[:] = [app]
 
 

@@ -1,4 +1,6 @@
-"""The log of an attempt: what its code has logged, within limits, from the child to the database."""
+"""The log of an attempt: the lines that its code has logged, within limits, in the form in which a child
+sends them and the database stores them.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ COUNT_MAX = 2**31 - 1
 
 
 class CapturedLog(NamedTuple):
-    """The lines that were kept, as one text, and how many others were dropped from the middle.
+    """The lines that were kept, as one text, and how many lines were dropped from the middle.
 
-    The dropped lines were behind line `cut_after`.
+    The dropped lines came directly after line `cut_after`.
     """
 
     body: str
@@ -24,7 +26,7 @@ class CapturedLog(NamedTuple):
 
     @classmethod
     def checked(cls, sent: object) -> CapturedLog:
-        """The log that a child has sent as JSON; ValueError if it is malformed."""
+        """Read the log that a child has sent as JSON; ValueError if it is malformed."""
         match sent:
             case [str() as body, int() as dropped, int() as cut_after]:
                 is_short = len(body) <= 2 * LOG_BYTES_MAX
@@ -34,8 +36,8 @@ class CapturedLog(NamedTuple):
 
 
 class LogLimits(NamedTuple):
-    """The most bytes and lines that are kept of one attempt; half of them are its first lines, the other
-    half its last. Without bytes, nothing is kept.
+    """The most bytes and lines that are kept of one attempt; half of the space is for the attempt's first
+    lines, the other half for its last lines. With 0 bytes, nothing is kept.
     """
 
     max_bytes: int = 0

@@ -54,7 +54,7 @@ class _Page(Protocol):
 
 
 class CurrentTask:
-    """A task's running attempt: its identity, and its place in a queue, a workflow or a schedule.
+    """The running attempt of a task: its identity, and its place in a queue, a workflow or a schedule.
 
     Times have a time zone. ``started_at`` and ``deadline`` are on the clock of the worker's host.
     """
@@ -97,15 +97,15 @@ class CurrentTask:
     def max_attempts(self) -> int | None:
         """The highest number an attempt can have; None for a policy without a limit.
 
-        Without a retry policy it is 1, and 4 once the task has raised RetryLater.
+        Without a retry policy it is 1, or 4 after the task has raised RetryLater.
         """
         max_retries = int(self._fields[1] or 0)
         return None if max_retries >= UNLIMITED_RETRIES else max_retries + 1
 
     @property
     def is_last_attempt(self) -> bool:
-        """Whether a failure of this attempt is final; without a retry policy, up to three RetryLater
-        are still allowed.
+        """Whether a failure of this attempt is final. Without a retry policy, the task may still raise
+        RetryLater up to three times.
         """
         return self.max_attempts is not None and self.attempt >= self.max_attempts
 
@@ -125,7 +125,7 @@ class CurrentTask:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers that the task was sent with."""
+        """The headers with which the task was sent."""
         headers = self.options.get("headers")
         return MappingProxyType(headers if isinstance(headers, dict) else {})
 
@@ -141,7 +141,7 @@ class CurrentTask:
 
     @property
     def good_until(self) -> datetime | None:
-        """The time by which the task had to start, or None."""
+        """The time by which the task had to start, or None if it has no deadline."""
         return _time_of(self._fields[6])
 
     @property
@@ -157,7 +157,7 @@ class CurrentTask:
 
     @property
     def slot(self) -> datetime | None:
-        """The time for which the task's schedule sent it; None for a manual run."""
+        """The slot for which the task's schedule sent it; None for a manual run."""
         return _time_of(self._fields[7])
 
     @property
@@ -193,7 +193,7 @@ class CurrentTask:
         return page is not None and page.stop_requested
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
-        """Report progress as often as you like: the worker stores the latest report about three times a
+        """Report progress, as often as you like: the worker stores the latest report about three times a
         second.
 
         `done` may exceed `total`; a note is cut after 200 characters. Reports from an attempt that has
@@ -222,7 +222,7 @@ class CurrentTask:
 
 
 def attempt_token(task_id: str, generation: int) -> int:
-    """The number by which a worker recognises an attempt's reports."""
+    """Return the number by which a worker recognises the reports of an attempt."""
     return zlib.crc32(f"{task_id}/{generation}".encode())
 
 
@@ -237,18 +237,18 @@ def _time_of(text: str) -> datetime | None:
 # One value per process: most children run one task at a time, and all of that task's threads and event
 # loops must find it.
 _running: CurrentTask | None = None
-# A coroutine's task, in a child that runs several at a time; the process-wide value is unset there.
+# The task of the running coroutine in an async child, where the process-wide value is not set.
 _running_here: ContextVar[CurrentTask | None] = ContextVar("horsies_task", default=None)
 
 
 def set_running_task(task: CurrentTask | None) -> None:
-    """Make this the task that the process is running; None means no task."""
+    """Set the task that the process is running; None means no task."""
     global _running
     _running = task
 
 
 def set_running_task_here(task: CurrentTask) -> None:
-    """Set the task for the current context: this coroutine and those that it starts."""
+    """Set the task for the current context: for this coroutine and the coroutines that it starts."""
     _running_here.set(task)
 
 
@@ -277,14 +277,14 @@ _batch: tuple[CurrentTask, ...] = ()
 
 
 def set_running_batch(tasks: tuple[CurrentTask, ...]) -> None:
-    """Make these the tasks that the process runs in one call; the first one is the running task."""
+    """Set the tasks that the process runs in one call; the first one is the running task."""
     global _batch
     _batch = tasks
     set_running_task(tasks[0] if tasks else None)
 
 
 def keep_in_batch(task_ids: Collection[str]) -> None:
-    """Take the tasks with other ids out of the running batch: their items are not passed to the call."""
+    """Remove all other tasks from the running batch, because their items are not passed to the call."""
     if _batch:
         set_running_batch(tuple(task for task in _batch if task.id in task_ids))
 

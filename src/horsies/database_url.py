@@ -1,4 +1,5 @@
-"""Database URLs: which ones are accepted, the form libpq takes, and password masking; schema names.
+"""Database URLs: which URLs are accepted, their form for libpq, and the masking of passwords. Also the
+names of schemas.
 
 Every text that may quote an address passes through `mask_url` before it is logged or printed. When in
 doubt `mask_url` hides too much: a host missing from a message is only a nuisance.
@@ -24,15 +25,15 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _ACCEPTED_SCHEMES = ("postgresql+psycopg://", "postgresql://", "postgres://", EMBEDDED_SCHEME)
 _RENAMED_SCHEMES = ("postgresql+psycopg://", "postgres://")
 
-# A password may contain any character, even a badly encoded one, so the match extends to the last "@"
-# of the word: two addresses in one word become one, which errs on the safe side. Atomic groups and the
-# look-behind limit the search to one attempt per word: one per "://" took 3 s for a 195 kB line with
-# 5,000 URLs.
+# A password may contain any character, even a badly encoded one, so the match extends to the last "@" of
+# the word. Two addresses in one word are masked as one, which errs on the safe side. Atomic groups and
+# the look-behind limit the search to one attempt per word; with one attempt per "://", a 195 kB line with
+# 5,000 URLs took 3 s.
 _USERINFO = re.compile(r"(?<!\S)((?>\S*?://)(?>[^\s:]*:))\S*@")
 
-# A password with a raw space leaves its word without an "@". Only PostgreSQL addresses are followed
-# across words, and only if the text after the colon does not look like a port. One attempt per "@" or
-# line.
+# If a password contains a raw space, its word has no "@". Only PostgreSQL addresses are followed across
+# words, and only if the text after the colon does not look like a port. The search makes one attempt per
+# "@" or line.
 _USERINFO_WITH_SPACES = re.compile(
     r"""
     (?<![^@\n])
@@ -88,12 +89,12 @@ def is_embedded(url: str) -> bool:
 
 
 def database_name(url: str) -> str:
-    """Return the database name in a URL; empty if the choice is left to libpq.
+    """Return the database name in a URL; empty if the URL leaves the choice to libpq.
 
     >>> database_name("postgresql://app@db1,db2/shop?sslmode=require")
     'shop'
     """
-    from urllib.parse import unquote  # only a command that shows several databases needs names
+    from urllib.parse import unquote  # only a command that shows several databases needs their names
 
     _, _, path = re.split(r"[?#]", url, maxsplit=1)[0].partition("://")
     return unquote(path.rpartition("/")[2]) if "/" in path else ""
@@ -102,7 +103,7 @@ def database_name(url: str) -> str:
 def url_problem(url: str) -> str | None:
     """Return one sentence saying why the URL is rejected, or None if its scheme is accepted.
 
-    The sentence never repeats the URL, because the password may stand where the scheme should be.
+    The sentence never repeats the URL, because the password may be where the scheme should be.
     """
     if url.startswith(_ACCEPTED_SCHEMES):
         return None
@@ -150,6 +151,6 @@ def channel_prefix(schema: str) -> str:
     """
     if schema == DEFAULT_SCHEMA:
         return ""
-    from hashlib import sha256  # most processes need none; it loads OpenSSL
+    from hashlib import sha256  # most processes do not need a digest, and hashlib loads OpenSSL
 
     return f"{sha256(schema.encode()).hexdigest()[:8]}_"

@@ -1,16 +1,16 @@
 """Payload as it is stored: the texts of arguments, results, steps, signals and logs, encrypted or plain.
 
-A text is encrypted as a whole and stays JSON, because functions in the database put texts together without
-reading them: the value of a signal becomes an argument, the results of items become a list. Decryption
-therefore replaces encrypted values wherever they are in a text. Without the key a value stays as it is, so
-nothing is lost.
+A text is encrypted as a whole and stays JSON, because functions in the database put texts together
+without reading them: the value of a signal becomes an argument, the results of items become a list.
+Decryption therefore replaces encrypted values wherever they are in a text. Without the key, a value stays
+encrypted, so nothing is lost.
 
-Encrypted values are found by a mark. What users send and return never contains it, because ``unmarked``
-escapes it where their values are written; so all that has the mark is encrypted.
+Encrypted values are found by a mark. Values that users send and return never contain the mark, because
+``unmarked`` escapes it when these values are written. So every value with the mark is encrypted.
 
-A large text may be kept elsewhere. The row then has a reference to it with the same mark, in which the name
-of the store takes the place of a key: whatever copies, masks or holds an encrypted value does the same with
-a reference.
+A large text may be kept elsewhere. The row then has a reference to it with the same mark and with the
+name of the store in place of a key. So code that copies, masks or holds encrypted values treats
+references in the same way.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from functools import partial
 from hashlib import sha256
 from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-# Annotate a statement's parameters and columns that hold payload; see ``Statement``. Payload of several rows
-# has one in each line. Columns that are only shown to people, JSON and other texts, are masked if they cannot
-# be decrypted. So are those that a search compares, but if their store does not answer, the search fails,
-# because it would miss rows.
+# These types annotate the parameters and columns of a statement that contain payload; see ``Statement``.
+# With ``PayloadLines``, each line is the payload of one row. Columns that are only shown to people (JSON
+# and other texts) are masked if they cannot be decrypted. Columns that a search compares are masked too,
+# but if their store does not answer, the search fails, because it would miss rows.
 Payload: TypeAlias = str
 PayloadLines: TypeAlias = str
 ShownPayload: TypeAlias = str
 SearchedPayload: TypeAlias = str
 ShownText: TypeAlias = str
 
-# Annotate the id of the task or run whose rows will have the payload of a statement, if large payload may be
-# kept elsewhere; and the ids of several rows, one in each line.
+# These types annotate the id of the task or run to which a statement's payload belongs, if large payload
+# may be kept elsewhere. With ``OwnerLines``, each line is the id for one row.
 Owner: TypeAlias = str
 OwnerLines: TypeAlias = str
 
 ENCRYPTED: Final = "encrypted"
 STORED_ELSEWHERE: Final = "stored elsewhere"
-# Before the name of a store, where encrypted values have the id of a key, which never begins with it.
+# The prefix of a store's name in a reference. In an encrypted value, a key's id is in the same place;
+# such an id never starts with this character.
 _STORE = "@"
 _MARK = "__horsies_encrypted__"
 _MEMBER = f'"{_MARK}":"'
 _HEAD = "{" + _MEMBER
-# The same member as JSON reads it, but not the mark.
+# The same member for a JSON reader, but without the mark in its text.
 _ESCAPED_MEMBER = _MEMBER.replace("_", "\\u005f", 1)
-# What stands before the mark in an error, whose code is readable.
+# Matches the text before the mark in an encrypted error, whose code is readable.
 _ERROR = re.compile(
     r'\{"error_code":(?P<code>"(?:[^"\\]|\\.)*"|\{[^{}]*\}|null),"message":"[^"]*","data":null,'
     r'"exception":null,\Z'
@@ -55,12 +56,13 @@ _ERROR_HEAD = '{"error_code":'
 _PLAIN = frozenset({"[]", "{}", "null", ""})
 _PLAIN_CHARACTERS_MAX = 4
 _KEY_ID_CHARACTERS_MAX = 32
-# Of one character in UTF-8.
+# The most bytes of one character in UTF-8.
 _BYTES_MAX = 4
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
 _OK, _ERR = '{"ok":', '{"err":'
-# Before a keyed digest, which then has as many characters as one of SHA-256.
+# The prefix of a keyed digest, and the length of any digest: a keyed digest is cut to the length of
+# SHA-256.
 _KEYED, _DIGEST_CHARACTERS = "k", 64
 
 
@@ -68,10 +70,11 @@ _KEYED, _DIGEST_CHARACTERS = "k", 64
 class PayloadCodec(Protocol):
     """Encrypts and decrypts payload. ``FernetCodec`` is built in; write your own for keys in a key service.
 
-    Its methods are called in producers, workers and their children, from several threads. A codec may also
-    have ``digest(key_id, data)``, which returns at least 16 bytes that are always the same for this key and
-    data and reveal neither. Repeated requests are then recognised by it; otherwise by SHA-256, with which
-    anyone who reads the tables can test guesses at small arguments.
+    Its methods are called in producers, workers and their children, from several threads. A codec may
+    also have ``digest(key_id, data)``, which returns at least 16 bytes. They must always be the same for
+    the same key and data, and reveal neither. Repeated requests are then recognised by this digest.
+    Otherwise they are recognised by SHA-256, and anyone who reads the tables can test guesses at small
+    arguments.
 
     Example:
         class Reversed:
@@ -90,13 +93,13 @@ class PayloadCodec(Protocol):
 
     @property
     def key_ids(self) -> Collection[str]:
-        """The ids of all keys that ``decode`` has. A worker holds tasks that need another one."""
+        """The ids of all keys that ``decode`` has. A worker holds a task that needs any other key."""
 
     def encode(self, data: bytes) -> str:
         """Return the encrypted text, in printable ASCII without quotes and backslashes."""
 
     def decode(self, key_id: str, text: str) -> bytes:
-        """Return what ``encode`` was given; ValueError if the text was changed."""
+        """Return the data that was passed to ``encode``; ValueError if the text was changed."""
 
 
 @runtime_checkable
@@ -113,8 +116,9 @@ class _MakesDigests(Protocol):
 
 
 class CodecFailed(Exception):
-    """The codec of the application raised an exception, which is the cause. The message has nothing of it,
-    because it may quote the payload.
+    """The application's codec raised an exception, which is the cause of this one.
+
+    The message does not quote that exception, which may contain payload.
     """
 
     def __init__(self, method: str, cause: Exception) -> None:
@@ -130,40 +134,42 @@ class HasCodec(Protocol):
 
     @property
     def codec(self) -> PayloadCodec | None:
-        """The codec, or None."""
+        """The codec, or None if payload is not encrypted."""
 
     @property
     def encrypt_errors(self) -> bool:
-        """Whether it also encrypts the messages of errors."""
+        """Whether the codec also encrypts the messages of errors."""
 
     @property
     def store(self) -> object:
-        """Where large payload is kept, or None."""
+        """The store that keeps large payload, or None."""
 
 
 class Keeper(Protocol):
-    """Keeps large payload elsewhere than in the rows of tasks."""
+    """Keeps large payload outside the rows of tasks."""
 
     above_bytes: int
     store_ids: Collection[str]
 
     def put(self, owner_id: str, data: bytes) -> tuple[str, str]:
-        """Keep an object of a task or run and return its store and its name. OperationalError if the store
-        does not take it.
+        """Keep an object that belongs to a task or run, and return the store's id and the object's name;
+        OperationalError if the store does not take the object.
         """
 
     def get(self, store_id: str, name: str) -> bytes | None:
-        """Return an object; None if the store does not have it. OperationalError if it does not answer."""
+        """Return an object; None if the store does not have it; OperationalError if the store does not
+        answer.
+        """
 
 
 class Plain(str):
-    """A text that stays readable where payload is stored, because the database reads it."""
+    """A text that is stored readable although it is payload, because the database reads it."""
 
     __slots__ = ()
 
 
 class Payloads:
-    """The texts of one installation, as they are stored and as they are read."""
+    """Turns the texts of one installation into their stored form and back."""
 
     __slots__ = ("_codec", "_encrypts_errors", "_keeper", "key_ids")
 
@@ -179,35 +185,40 @@ class Payloads:
         self._keeper = keeper
         keys = () if codec is None else codec.key_ids
         stores = () if keeper is None else [f"{_STORE}{one}" for one in keeper.store_ids]
-        # The ids of the keys and stores without which it cannot read what it reads.
+        # The ids of the keys and stores with which this process can read payload.
         self.key_ids: Final = frozenset([*keys, *stores])
 
     @classmethod
     def of(cls, config: HasCodec, keeper: Keeper | None = None) -> Payloads | None:
-        """The texts as a configuration stores them; None if it has neither a codec nor a store."""
+        """Return the object for a configuration; None if the configuration has neither a codec nor a
+        store.
+        """
         if config.codec is None and config.store is None:
             return None
         return cls(config.codec, encrypt_errors=config.encrypt_errors, keeper=keeper)
 
     @property
     def has_store(self) -> bool:
-        """Whether reading and storing may take a request to another server."""
+        """Whether reading or storing a text may need a request to another server."""
         return self._keeper is not None
 
     def encrypt(self, text: str) -> str:
         """Return the text to store; empty arguments, null and encrypted texts stay as they are."""
-        # The hash of a long text would take as long as its authentication.
+        # Only short texts are looked up, because the hash of a long text would take as long as its
+        # authentication.
         is_plain = len(text) <= _PLAIN_CHARACTERS_MAX and text in _PLAIN
         if self._codec is None or is_plain or type(text) is Plain or text.startswith(_HEAD):
             return text
         return f'{_HEAD}{self._token(self._codec, text)}"}}'
 
     def encrypt_lines(self, text: str) -> str:
-        """Return the texts of several rows, one in each line."""
+        """Return the texts to store for several rows, one in each line."""
         return "\n".join([self.encrypt(line) for line in text.split("\n")])
 
     def stored(self, text: str, owner_id: str) -> str:
-        """``encrypt`` for a row of this task or run; large texts are kept elsewhere and become references."""
+        """Like ``encrypt``, but for a row of this task or run: a large text is kept elsewhere and becomes
+        a reference.
+        """
         text = self.encrypt(text)
         if not self._may_be_large(text) or type(text) is Plain or self._keeper is None:
             return text
@@ -218,7 +229,7 @@ class Payloads:
         return f'{_HEAD}{_STORE}{store_id}:{name}.{sha256(data).hexdigest()}"}}'
 
     def stored_lines(self, text: str, owner_ids: str) -> str:
-        """``stored`` for the texts and the owners of several rows, one in each line."""
+        """Like ``stored``, but for several rows; texts and owners have one line for each row."""
         lines, owners = text.split("\n"), owner_ids.split("\n")
         return "\n".join(
             [self.stored(line, owner) for line, owner in zip(lines, owners, strict=True)]
@@ -230,10 +241,11 @@ class Payloads:
     def encrypt_result(
         self, text: str, owner_id: str | None = None, *, by_element: bool = False
     ) -> str:
-        """Return a result to store: its value is encrypted, or its error apart from the code. A large value
-        of this task is kept elsewhere.
+        """Return a result in its stored form.
 
-        ``by_element`` stores the elements of a list one by one, for a map that makes a task of each.
+        Its value is encrypted, or its error except for the code. If the task's value is large, it is kept
+        elsewhere. With ``by_element``, the elements of a list are stored one by one, for a map that makes
+        a task of each element.
         """
         stored = self.encrypt if owner_id is None else partial(self.stored, owner_id=owner_id)
         if self._codec is None and not self._may_be_large(text):
@@ -248,11 +260,11 @@ class Payloads:
         return text
 
     def encrypt_message(self, text: str | None) -> str | None:
-        """Return the message of an error to store."""
+        """Return an error's message in its stored form."""
         return self.encrypt(unmarked(text)) if text and self._encrypts_errors else text
 
     def decrypt(self, text: str) -> str:
-        """Return a stored text with all its values decrypted; values of unknown keys stay encrypted."""
+        """Return a stored text with all its values decrypted; values with unknown keys stay encrypted."""
         return _replaced(text, self._decrypted) if _MARK in text else text
 
     @staticmethod
@@ -271,7 +283,7 @@ class Payloads:
         except RecursionError:  # nested too deeply for this reader
             return self.encrypt(text)
         if not isinstance(error, dict) or "error_code" not in error:
-            return self.encrypt(text)  # of the application's own type
+            return self.encrypt(text)  # a value of the application's own type
         if self._encrypts_errors:
             return (
                 f'{{"error_code":{_written(error["error_code"])},"message":"{ENCRYPTED}","data":null,"exception":null,'
@@ -292,11 +304,13 @@ class Payloads:
         try:
             data = b"" if self._codec is None else self._codec.decode(found.key_id, found.text)
             return data.decode("utf-8", "surrogatepass")
-        except Exception:  # the text was changed, or the codec of the application fails
+        except Exception:  # the text was changed, or the application's codec failed
             return None
 
     def _fetched(self, found: _Found) -> str | None:
-        """The text that a reference names, decrypted; None if the store does not have it unchanged."""
+        """Return the decrypted text to which a reference leads; None if the store does not have it
+        unchanged.
+        """
         name, _, digest = found.text.partition(".")
         keeper = self._keeper
         data = None if keeper is None else keeper.get(found.key_id.removeprefix(_STORE), name)
@@ -306,7 +320,9 @@ class Payloads:
 
 
 class Digests:
-    """The digests by which repeated requests are recognised: of SHA-256, or keyed if the codec makes such."""
+    """Computes the digests by which repeated requests are recognised: with SHA-256, or keyed if the codec
+    can make keyed digests.
+    """
 
     __slots__ = ("_codec",)
 
@@ -325,8 +341,9 @@ class Digests:
         return [self.of(data) for data in requests]
 
     def known(self, data: bytes) -> tuple[str, ...]:
-        """Return the digest to store with a request, and then those that an equal request may have been
-        stored with: under another key, before the application had a codec, or by a send from SQL.
+        """Return the digest to store with a request, followed by other digests with which an equal
+        request may have been stored: under another key, before the application had a codec, or by a send
+        from SQL.
         """
         codec = self._codec
         if codec is None:
@@ -344,12 +361,12 @@ def _keyed(codec: _MakesDigests, key_id: str, data: bytes) -> str:
 
 
 def is_keyed(digest: str | None) -> bool:
-    """Whether a stored digest can only be compared with the key that made it."""
+    """Whether a stored digest is keyed, so that comparing it requires the key that made it."""
     return digest is not None and digest.startswith(_KEYED)
 
 
 def unmarked(text: str) -> str:
-    """Return the JSON text of a user's value with the mark escaped; JSON reads the same value."""
+    """Return the JSON text of a user's value with the mark escaped; a JSON reader gets the same value."""
     return text.replace(_MEMBER, _ESCAPED_MEMBER)
 
 
@@ -359,7 +376,7 @@ def is_opaque(config: HasCodec) -> bool:
 
 
 def store_of(key_id: str) -> str | None:
-    """The name of the store that a reference has in place of a key; None for a key."""
+    """Return the name of the store if this is the id of a store in a reference; None for the id of a key."""
     return key_id.removeprefix(_STORE) if key_id.startswith(_STORE) else None
 
 
@@ -372,21 +389,22 @@ def missing_key(*texts: str) -> str | None:
 
 
 def is_encrypted(text: str) -> bool:
-    """Return whether a whole text, or the beginning of it, is encrypted. A reference does not tell whether
-    its object is.
+    """Return whether a text, or the beginning of a text, is encrypted as a whole.
+
+    This is False for a reference, which does not show whether its object is encrypted.
     """
     return text.startswith(_HEAD) and not text.startswith(_STORE, len(_HEAD))
 
 
 def masked(text: str) -> str:
-    """Return a text for a reader: values that are still encrypted are shown as the word "encrypted", those
-    that are kept elsewhere as "stored elsewhere".
+    """Return a text for display: the words "encrypted" or "stored elsewhere" replace values that are
+    encrypted or kept elsewhere.
     """
     return _replaced(text, _mask) if _MARK in text else text
 
 
 def masked_text(text: str) -> str:
-    """``masked`` for a text that is not JSON and may have been cut off."""
+    """Like ``masked``, but for a text that is not JSON and may have been cut off."""
     if text.startswith(f"{_HEAD}{_STORE}"):
         return STORED_ELSEWHERE
     return ENCRYPTED if is_encrypted(text) else text
@@ -403,8 +421,10 @@ def _mask(found: _Found) -> str:
 
 
 class _Found(NamedTuple):
-    """An encrypted value in a text: a whole one, the start of an object to which a map has added its element
-    (``is_open``), or an error with a readable code.
+    """An encrypted value in a text.
+
+    It is a whole value, the start of an object to which a map has added its element (``is_open``), or an
+    error with a readable code.
     """
 
     start: int
@@ -416,8 +436,10 @@ class _Found(NamedTuple):
 
 
 def _encrypted_values(text: str) -> Iterator[_Found]:
-    """Yield the encrypted values in a text. By searches for fixed words: a text may have megabytes, and a
-    regular expression would read it character by character.
+    """Yield the encrypted values in a text.
+
+    They are found by searches for fixed words: a text may have megabytes, and a regular expression would
+    read it character by character.
     """
     done = 0
     while (place := text.find(_MEMBER, done)) > 0:
@@ -439,7 +461,9 @@ def _encrypted_values(text: str) -> Iterator[_Found]:
 
 
 def _replaced(text: str, change: Callable[[_Found], str | None]) -> str:
-    """Return a text with other values in place of the encrypted ones; None keeps one."""
+    """Return a text in which the function's return values replace the encrypted values; None keeps a
+    value.
+    """
     parts: list[str] = []
     done = 0
     for found in _encrypted_values(text):
@@ -455,7 +479,9 @@ def _written(value: object) -> str:
 
 
 def _elements(text: str) -> list[str] | None:
-    """Return the JSON texts of a list's elements, exactly as they are written; None for another value."""
+    """Return the JSON texts of a list's elements, exactly as they are written; None for a value that is
+    not a list.
+    """
     if not text.startswith("["):
         return None
     try:

@@ -14,7 +14,7 @@ _CODE_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
 class OperationalErrorCode(StrEnum):
-    """The attempt failed in user code or in the library around it."""
+    """The attempt failed in user code, or in the library code around it."""
 
     UNHANDLED_EXCEPTION = "UNHANDLED_EXCEPTION"
     """The function raised an exception that no mapper handles."""
@@ -31,25 +31,27 @@ class OperationalErrorCode(StrEnum):
     BROKER_ERROR = "BROKER_ERROR"
     """The result could not be read from the database; the task itself may be fine."""
     WORKER_RESOLUTION_ERROR = "WORKER_RESOLUTION_ERROR"
-    """No worker of the queue has had a task of that name for ``unknown_task_grace_ms``."""
+    """For ``unknown_task_grace_ms``, no worker of the queue has had a task with that name."""
     WORKER_SERIALIZATION_ERROR = "WORKER_SERIALIZATION_ERROR"
     """The stored arguments do not fit the function, or its result cannot be stored unchanged."""
     PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
-    """The result is larger than ``payload.max_result_bytes``, which is off by default, a node takes more than
-    ``payload.max_input_bytes`` from other nodes, or a map has more than ``payload.max_map_items`` items.
+    """The result is larger than ``payload.max_result_bytes``, a limit that is off by default; or a node
+    takes more than ``payload.max_input_bytes`` from other nodes; or a map has more than
+    ``payload.max_map_items`` items.
     """
     PAYLOAD_UNREADABLE = "PAYLOAD_UNREADABLE"
-    """The payload is encrypted with a key, or kept in a store, that this process does not have: a worker
-    holds the task until a worker that has it takes it, and a program cannot read the result.
+    """The payload is encrypted with a key, or kept in a store, that this process does not have. A worker
+    holds such a task until another worker that has the key or store takes it; a program cannot read the
+    result.
     """
     RESULT_DESERIALIZATION_ERROR = "RESULT_DESERIALIZATION_ERROR"
     """The stored result is damaged."""
     WORKFLOW_ENQUEUE_FAILED = "WORKFLOW_ENQUEUE_FAILED"
     """The task of a workflow's node, or its sub-workflow, could not be created."""
     SUBWORKFLOW_LOAD_FAILED = "SUBWORKFLOW_LOAD_FAILED"
-    """No worker of the queue has had a workflow definition with that key for ``unknown_task_grace_ms``."""
+    """For ``unknown_task_grace_ms``, no worker of the queue has had a workflow definition with that key."""
     TRANSACTION_LOST = "TRANSACTION_LOST"
-    """The session of the task's transaction was lost before its COMMIT; none of its changes was stored."""
+    """The session of the task's transaction was lost before COMMIT; none of the changes was stored."""
     TRANSACTION_CONFLICT = "TRANSACTION_CONFLICT"
     """The task's transaction met a serialization failure or a deadlock, and was rolled back."""
     TRANSACTION_NOT_COMMITTED = "TRANSACTION_NOT_COMMITTED"
@@ -57,7 +59,7 @@ class OperationalErrorCode(StrEnum):
 
 
 class ContractCode(StrEnum):
-    """A value does not fit the type its task declares."""
+    """A value does not fit the type that its task declares."""
 
     RETURN_TYPE_MISMATCH = "RETURN_TYPE_MISMATCH"
     """The function returned a value of a type other than the one it declares."""
@@ -104,7 +106,7 @@ class OutcomeCode(StrEnum):
     STEP_TIMEOUT = "STEP_TIMEOUT"
     """A step of a durable function ran longer than its ``timeout_ms``."""
     DURABLE_MISMATCH = "DURABLE_MISMATCH"
-    """The code of a durable function asks for a step that its record does not have; the run is held, and no
+    """The code of a durable function no longer matches its recorded steps; the run is held, and no
     attempt is counted.
     """
     MEMORY_LIMIT = "MEMORY_LIMIT"
@@ -126,7 +128,7 @@ class OutcomeCode(StrEnum):
     SUBWORKFLOW_FAILED = "SUBWORKFLOW_FAILED"
     """The sub-workflow's run ended without success."""
     WORKFLOW_SUCCESS_CASE_NOT_MET = "WORKFLOW_SUCCESS_CASE_NOT_MET"
-    """The run ended without meeting any case of its success policy."""
+    """The run ended without fulfilling any case of its success policy."""
 
 
 BuiltInTaskCode: TypeAlias = OperationalErrorCode | ContractCode | RetrievalCode | OutcomeCode
@@ -146,7 +148,7 @@ def resolve_code(text: str) -> BuiltInTaskCode | str:
 
 
 def error_code_text(code: BuiltInTaskCode | str | None) -> str | None:
-    """Return a code's plain text, as stored in columns and retry policies."""
+    """Return a code as plain text, as it is stored in columns and retry policies."""
     return code.value if isinstance(code, Enum) else code
 
 
@@ -157,7 +159,7 @@ def column_code(code: str | None) -> str | None:
     """
     if code is None or len(code) <= STORED_CODE_CHARACTERS_MAX:
         return code
-    return code[: STORED_CODE_CHARACTERS_MAX - 3] + "..."  # every database encoding has a dot
+    return code[: STORED_CODE_CHARACTERS_MAX - 3] + "..."  # dots, because every database encoding has them
 
 
 def resolve_exception_code(

@@ -26,10 +26,10 @@ _FORCE_COLOR_VALUES = ("1", "true", "yes")
 _DECORATOR_LINES_MAX = 200
 _SECRET = re.compile(r"://[^\s\"']*@|passw(?:or)?d[\"']?\s*[=:]", re.IGNORECASE)
 _GUTTER_WIDTH_MIN = 2
-# A year; no wait before a retry is longer.
+# A year, the longest possible wait before a retry.
 LONGEST_DELAY_SECONDS = 365 * 86_400
-# For `RetryPolicy.forever`: a retry every second reaches this number after 63 years. The column is a
-# 32-bit integer.
+# The number of retries of `RetryPolicy.forever`: retries every second would reach it after 63 years. The
+# column is a 32-bit integer.
 UNLIMITED_RETRIES = 2_000_000_000
 
 _RED, _BLUE, _CYAN, _BOLD, _RESET = "\x1b[1;31m", "\x1b[1;34m", "\x1b[1;36m", "\x1b[1m", "\x1b[0m"
@@ -79,7 +79,7 @@ class ErrorCode(StrEnum):
     WORKFLOW_DUPLICATE_DEFINITION_KEY = "HRS-017"
     """Two definitions have the same key."""
     WORKFLOW_SUBWORKFLOW_APP_MISSING = "HRS-018"
-    """A workflow has to be built, and there is no application."""
+    """A workflow must be built, but there is no application."""
     WORKFLOW_INVALID_KWARG_KEY = "HRS-019"
     """A node passes a parameter that the function does not have."""
     WORKFLOW_MISSING_REQUIRED_PARAMS = "HRS-020"
@@ -91,8 +91,8 @@ class ErrorCode(StrEnum):
     WORKFLOW_SUBWORKFLOW_BUILD_WITH_BINDING = "HRS-023"
     """``build_with`` cannot be called, or did not build a new specification in this call."""
     WORKFLOW_ARGS_FROM_TYPE_MISMATCH = "HRS-024"
-    """A result or its value is passed to a parameter of another type, or to one that needs a value although
-    the node may have failed.
+    """A result or its value is passed to a parameter of another type, or to a parameter that needs a
+    value although the node may have failed.
     """
     WORKFLOW_OUTPUT_TYPE_MISMATCH = "HRS-025"
     """The output of a definition does not have the declared type."""
@@ -151,7 +151,7 @@ class ErrorCode(StrEnum):
     CONFIG_INVALID_BROKER_POOL = "HRS-213"
     """The pool sizes contradict each other."""
     CONFIG_INVALID_CHILD_HOOK = "HRS-214"
-    """A hook is not a function of the kind that its decorator takes."""
+    """A hook is not the kind of function that its decorator takes."""
     CONFIG_INVALID_KEEPALIVE = "HRS-215"
     """A keepalive setting is out of range."""
     CONFIG_INVALID_SCHEMA = "HRS-216"
@@ -187,7 +187,7 @@ class SourceLocation:
     def from_caller(cls) -> SourceLocation | None:
         """Return the innermost frame in the user's code, or None if there is none.
 
-        A Horsies command has no such frame: apart from its own frames there is only the program's entry
+        A Horsies command has no such frame: besides its own frames, there is only the program's entry
         point.
         """
         frame = inspect.currentframe()
@@ -246,7 +246,7 @@ class HorsiesError(Exception):
         return self.format_rust_style()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default would call __init__ without its keyword arguments.
+        # The default implementation would call __init__ without its keyword arguments.
         return (type(self).__new__, (type(self), *self.args), self.__dict__)
 
 
@@ -309,7 +309,9 @@ class ValidationReport:
 
 
 class MultipleValidationErrors(HorsiesError):
-    """More than one error in the same phase; the message lists them, and `report` holds them all."""
+    """More than one error in the same phase. The message lists the errors, and `report` contains all of
+    them.
+    """
 
     def __init__(self, report: ValidationReport) -> None:
         first = report.errors[0]
@@ -357,7 +359,7 @@ def _definition_line(code: CodeType) -> int:
 
 
 def allows_colors(stream: TextIO | None) -> bool:
-    """Return whether colours suit the stream: it is a terminal, and NO_COLOR is not set."""
+    """Return whether colours can be used: the stream is a terminal, and NO_COLOR is not set."""
     try:
         return "NO_COLOR" not in os.environ and stream is not None and stream.isatty()
     except (AttributeError, ValueError):
@@ -392,7 +394,7 @@ def _place_lines(location: SourceLocation, gutter: str, paint: Paint) -> list[st
     lines = [f"{gutter}{paint(_BLUE, '-->')} {location}"]
     source = linecache.getline(location.file, location.line).rstrip().expandtabs(4)
     if not source or _SECRET.search(source):
-        return lines  # a line that may contain a password is referred to but not shown
+        return lines  # a line that may contain a password is named but not shown
     bar = f"{gutter} {paint(_BLUE, '|')}"
     indent = len(source) - len(source.lstrip())
     underline = " " * indent + paint(_RED, "^" * (len(source) - indent))
@@ -416,8 +418,8 @@ def _count_line(report: ValidationReport) -> str:
 class RetryLater(Exception):
     """Raised inside a task to end this attempt and run the task again after ``seconds``.
 
-    It is always retried: no policy has to list it. It counts towards the policy's ``max_retries``; a
-    task without a retry policy may raise it three times. After that the task fails with RETRY_LATER.
+    It is always retried: no policy has to list it. It counts towards the policy's ``max_retries``; a task
+    without a retry policy may raise it three times. After that, the task fails with RETRY_LATER.
 
     Example:
         if response.status_code == 429:
@@ -485,7 +487,8 @@ class TaskFailed(Exception):
         return ": ".join(part for part in (self.code, self.message) if part is not None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Created without calling __init__, which cannot describe the failure of another task.
+        # The copy is created without a call of __init__, which cannot describe the failure of another
+        # task.
         return (Exception.__new__, (type(self), *self.args), self.__dict__)
 
 
@@ -535,14 +538,16 @@ class TransactionMisuse(RuntimeError):
 
 
 class DurableMisuse(RuntimeError):
-    """A durable function used its context (``ctx``) in a way that no replay could repeat."""
+    """A durable function used its context (``ctx``) in a way that a replay could not repeat."""
 
 
 class StepFailed(Exception):
-    """A step of a durable function failed; the record of the failure raises it again in every replay.
+    """A step of a durable function failed. The failure is recorded, so every replay raises this exception
+    again.
 
-    ``step`` is the name of the step, ``code`` the code of the failure: that of a TaskFailed, of an exception
-    mapper, or a built-in one. A run that does not catch it fails with the same code.
+    ``step`` is the name of the step. ``code`` is the code of the failure: from a TaskFailed, from an
+    exception mapper, or a built-in code. A run that does not catch the exception fails with the same
+    code.
 
     Example:
         try:

@@ -1,4 +1,4 @@
-"""Fingerprints of failures: attempts that failed for the same reason have the same one.
+"""Fingerprints of failures: attempts that failed for the same reason have the same fingerprint.
 
 A reason is the task, the error code, the class of the exception, and the place in the application's code
 that raised it. Line numbers and messages do not count, because releases and arguments change them.
@@ -26,8 +26,9 @@ _OURS = str(Path(__file__).parent) + "/"
 
 
 class Origin(NamedTuple):
-    """The class of an exception, and the file and function of the application that raised it; None
-    where the error code says more, or nothing was raised.
+    """The class of an exception, and the application's file and function that raised it.
+
+    The values are None if the error code is more specific, or if no exception was raised.
     """
 
     exception_type: str | None = None
@@ -50,7 +51,7 @@ def fingerprint_of(task_name: str, error_code: str | None, origin: Origin = NO_O
 
 
 def origin_of(raised: object) -> Origin:
-    """Return where an exception comes from; never raises. The origin of other objects is unknown."""
+    """Return where an exception comes from; for other objects the origin is unknown. Never raises."""
     if not isinstance(raised, BaseException):
         return NO_ORIGIN
     try:
@@ -61,7 +62,7 @@ def origin_of(raised: object) -> Origin:
 
 
 def error_type(error: BaseException) -> str | None:
-    """Return the qualified name of an exception's class; None if its error code says more.
+    """Return the qualified name of an exception's class; None if its error code is more specific.
 
     Different bugs share the code of unhandled exceptions, so only the class distinguishes them.
 

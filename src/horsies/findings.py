@@ -36,7 +36,10 @@ class Urgency(IntEnum):
 
 
 class Subject(NamedTuple):
-    """What a finding is about. ``key`` is its name or id in a path, and ``label`` its name in a sentence."""
+    """The subject of a finding.
+
+    ``key`` is its name or id in a path, and ``label`` its name in a sentence.
+    """
 
     kind: str
     key: str = ""
@@ -116,8 +119,8 @@ class Explanation:
 class Entry(NamedTuple):
     """One code of the catalogue.
 
-    ``level`` is its level in `horsies doctor`. An entry with an ``urgency`` is always on the overview.
-    ``clause`` is the reason why slots were skipped, in words.
+    ``level`` is its level in `horsies doctor`. Findings of an entry with an ``urgency`` are always on the
+    overview. ``clause`` says in words why slots were skipped.
     """
 
     blocks: bool
@@ -131,7 +134,7 @@ class Entry(NamedTuple):
 _obstacle = partial(Entry, True)
 _remark = partial(Entry, False)
 
-# Grouped by the state in which a code is found.
+# Grouped by the state in which the code occurs.
 GROUPS: dict[str, dict[str, Entry]] = {
     "missing": {
         "NOT_FOUND_YET": _obstacle(

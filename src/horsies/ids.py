@@ -1,8 +1,8 @@
 """Identifiers: UUIDv7 text, created by the producer before the INSERT.
 
-The time prefix keeps rows of the same time close together in the index. A process's ids increase, so
-tasks enqueued at the same time keep their order in the queue. Because the producer has the id before
-the INSERT, it can safely repeat a send whose COMMIT is in doubt.
+Because of the time prefix, rows of the same time are close together in the index. A process's ids
+increase, so tasks enqueued at the same time keep their order in the queue. Because the producer has the
+id before the INSERT, it can safely repeat a send whose COMMIT is in doubt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import datetime
 from uuid import UUID
 
 _TAIL_MAX = (1 << 48) - 1
-# Two fixed bits (10) and two random ones.
+# By random digit: a digit with two fixed bits (10) and two random bits.
 _VARIANTS = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
 
 
@@ -32,7 +32,9 @@ class _Sequence:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a new sequence with a free lock and new random numbers, as a forked process must."""
+        """Start a new sequence with an unlocked lock and new random numbers; a forked process must do
+        this.
+        """
         self._lock = threading.Lock()
         self._steps = random.Random()
         self._latest = 0
@@ -61,7 +63,7 @@ class _Sequence:
         variant = _VARIANTS[noise[6]]
         self._latest = milliseconds
         self._prefix = f"{time_text[:8]}-{time_text[8:]}-7{noise[:3]}-{variant}{noise[3:6]}-"
-        # Half of the range stays free for the steps, enough for several hundred thousand ids.
+        # Half of the range is reserved for the steps, enough for several hundred thousand ids.
         self._tail = int(noise[7:19], 16) >> 1
 
 

@@ -1,4 +1,4 @@
-"""Locators: from `pkg.mod:app`, `pkg.mod`, `path/file.py:app` or `path/file.py` to an application."""
+"""Locators: find an application from `pkg.mod:app`, `pkg.mod`, `path/file.py:app` or `path/file.py`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sends_suppressed() -> Iterator[None]:
 
 
 def _split(locator: str) -> tuple[str, str | None]:
-    """Split at the last colon; a path may contain others."""
+    """Split at the last colon, because a path may contain further colons."""
     before, colon, after = locator.strip().rpartition(":")
     module_name, attribute = (before, after) if colon else (after, None)
     if not module_name or attribute == "":

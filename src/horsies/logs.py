@@ -4,9 +4,9 @@ The library itself only writes to loggers below `horsies`. The command line atta
 built here, for text or JSON. Lines logged while a task runs name that task, and passwords are masked.
 Control characters are escaped, so a message can neither control a terminal nor imitate another line.
 
-Lifecycle events are for supervisors and tests: one JSON object per line. Log texts are for people and
-may be reworded; event names are stable. An event is a log record that carries `extra=as_event(...)`.
-The command line writes only those records to the descriptor named by HORSIES_EVENTS_FD.
+Lifecycle events, one JSON object per line, are for supervisors and tests. Log texts are for people and
+may be reworded; event names are stable. An event is a log record that carries `extra=as_event(...)`. The
+command line writes only those records to the descriptor named by HORSIES_EVENTS_FD.
 
 Commands, pages and sentences format durations, times and memory with the functions at the end.
 """
@@ -112,7 +112,7 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-# The name of this process's worker, shown on every line that the process logs.
+# The name of this process's worker, which every line of the process shows.
 _worker_name: str | None = None
 
 
@@ -122,8 +122,8 @@ def set_worker_name(name: str | None) -> None:
     _worker_name = name
 
 
-# The headers that stand in every line about a task, and where a worker finds the headers of a task that it
-# holds, by its id.
+# The names of the headers that every line about a task shows, and the function by which a worker finds a
+# task's stored options by the task's id.
 _header_names: Sequence[str] = ()
 _find_options: Callable[[str], str | None] | None = None
 
@@ -131,7 +131,7 @@ _find_options: Callable[[str], str | None] | None = None
 def set_log_headers(
     names: Sequence[str], find_options: Callable[[str], str | None] | None = None
 ) -> None:
-    """Make the lines about a task show these of its headers from now on."""
+    """From now on, show these headers of a task in every line about it."""
     global _header_names, _find_options
     _header_names, _find_options = tuple(names), find_options
 
@@ -201,15 +201,15 @@ def colors_wanted(stream: TextIO | None) -> bool:
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """The command line's handler, a class of its own so that it can be told from the application's
-    handlers.
+    """The command line's handler. It has its own class, so that it can be distinguished from the
+    application's handlers.
     """
 
 
 class TaskFilter(logging.Filter):
-    """Adds the task and its queue, run and node to every record written while a task runs, as well as
-    the worker's name and the ids of the current OpenTelemetry span if there is one. The headers that
-    the application names are added to every record about a task, those of a worker's own included.
+    """Adds the task and its queue, run and node to every record written while a task runs, as well as the
+    worker's name and the ids of the current OpenTelemetry span if there is one. The headers that the
+    application has configured are added to every record about a task, including a worker's own records.
 
     It is a filter and not a record factory, because attributes that exist before `extra` is applied
     would make `logger.info(..., extra={"task_id": ...})` raise.
@@ -246,7 +246,9 @@ def _task_fields(task: CurrentTask) -> dict[str, object]:
 
 
 def _span_fields(trace: Any) -> dict[str, object]:
-    """The ids of the current span, read from the module that the application has imported."""
+    """Return the ids of the current span, read from the OpenTelemetry module that the application has
+    imported.
+    """
     context = trace.get_current_span().get_span_context()
     if not context.is_valid:
         return {}
@@ -276,7 +278,8 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as text, passwords masked and control characters escaped."""
-        # Not the inherited method, which would cache the traceback text for other handlers' formatters.
+        # The inherited method is not used, because it would cache the traceback text for the formatters
+        # of other handlers.
         record.message = record.getMessage()
         record.asctime = self.formatTime(record)
         text = _escaped(_CONTROLS, self.formatMessage(record))
@@ -289,8 +292,8 @@ class TextFormatter(logging.Formatter):
 
 
 class CaptureFormatter(logging.Formatter):
-    """A record as it is kept for its attempt: time, level, logger and message; a traceback follows on
-    indented lines.
+    """Formats a record as it is kept in the log of its attempt: time, level, logger and message; a
+    traceback follows on indented lines.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -348,7 +351,7 @@ def as_event(name: EventName, **fields: Any) -> dict[str, Any]:
 
 
 def attach_event_handler() -> None:
-    """Write events to the descriptor named in the environment, if there is one.
+    """Write events to the descriptor that the environment names, if it names one.
 
     The variable is removed, so that a process started by a task does not inherit the descriptor.
     """
@@ -371,8 +374,10 @@ def attach_event_handler() -> None:
 
 
 def event_descriptors() -> tuple[int, ...]:
-    """Return the descriptor named in the environment, for a process that writes the events instead. An
-    unusable descriptor is left out, because that process warns about it.
+    """Return the descriptor that the environment names, for another process that writes the events
+    instead.
+
+    An unusable descriptor is also left to that process, which warns about it.
     """
     try:
         descriptor = int(os.environ[DESCRIPTOR_VARIABLE])
@@ -383,12 +388,12 @@ def event_descriptors() -> tuple[int, ...]:
 
 
 class EventHandler(logging.Handler):
-    """Writes events to a descriptor; when the pipe is full, events are lost but the worker does not stop."""
+    """Writes events to a descriptor. If the pipe is full, events are lost, but the worker does not stop."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         if 0 <= descriptor <= 2:
-            # Children write to the standard streams: their output would mix with events, or fail when
+            # Children write to the standard streams, so their output would mix with events, or fail if
             # the reader is slow.
             raise ValueError("a standard stream is shared with child processes")
         os.set_inheritable(descriptor, False)

@@ -4,7 +4,7 @@ Producers, workers, children and `check` all find tasks through `import_entry`. 
 path here and by `from tasks import add` elsewhere must be one and the same module; otherwise its tasks
 would exist twice.
 
-`Deferred` is for horsies' own modules that most processes never need.
+`Deferred` is for modules of horsies that most processes never need.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _imported_by_path: set[str] = set()
 class Deferred:
     """Stands in for a module that is imported when one of its names is first used.
 
-    The module that uses it imports the real one under ``TYPE_CHECKING`` and has a ``Deferred`` otherwise.
+    The module that uses a deferred module imports the real one under ``TYPE_CHECKING``, and creates a
+    ``Deferred`` otherwise.
     """
 
     __slots__ = ("_module_name",)
@@ -130,14 +131,15 @@ def importing_module() -> str | None:
 
 
 def module_of(name: str | None, member: object) -> ModuleType | None:
-    """Return the imported module of this name if it contains the member, under whatever name."""
+    """Return the imported module of this name if it contains the member under any name."""
     module = sys.modules.get(name or "")
     is_home = module is not None and any(one is member for one in list(vars(module).values()))
     return module if is_home else None
 
 
 def shared_name(module_name: str) -> str:
-    """Return the name under which all processes import a module; the ValueError says why there is none.
+    """Return the name under which all processes import a module; ValueError with the reason if there is
+    no such name.
 
     The module that Python was started with gets the name that `import_entry` gives to its file.
     """
@@ -195,7 +197,7 @@ def import_entries(entries: Sequence[str]) -> list[str]:
 
 
 def refuse_single_module(modules: Sequence[str]) -> None:
-    """Reject a string in place of a list of strings: each letter would count as a module."""
+    """Reject a string where a list of strings is expected: each letter would count as a module."""
     if isinstance(modules, str):
         raise ConfigurationError(
             f"discover_tasks takes a list of modules, not the text {modules!r}.",
@@ -216,12 +218,13 @@ def _natural_name(path: str) -> tuple[str, str]:
 
 
 def _already_imported(path: str, natural_name: str) -> ModuleType | None:
-    # A child's main module is the code that started it, even if it claims to be another file.
+    # The main module of a child is the code that started the child, even if the module claims to be
+    # another file.
     is_child = os.environ.get("HORSIES_CHILD_PROCESS") == "1"
     skipped = ("__main__", "__mp_main__") if is_child else ()
     for name in [natural_name, *sys.modules]:
         module = None if name in skipped else sys.modules.get(name)
-        # Its type decides: the libraries of cffi only claim to be modules.
+        # The object's type decides, because libraries of cffi only claim to be modules.
         if issubclass(type(module), ModuleType):
             # Attribute access would trigger the import of a lazily loaded module.
             file = ModuleType.__getattribute__(module, "__dict__").get("__file__")
@@ -231,7 +234,7 @@ def _already_imported(path: str, natural_name: str) -> ModuleType | None:
 
 
 def _is_same_file(one: str, other: str) -> bool:
-    # Comparing names first avoids a disk access for hundreds of modules.
+    # Names are compared first, which avoids a disk access for hundreds of modules.
     if os.path.basename(one) != os.path.basename(other):
         return False
     return os.path.realpath(one) == os.path.realpath(other)
@@ -239,10 +242,11 @@ def _is_same_file(one: str, other: str) -> bool:
 
 def _import_file(path: str, root: str, name: str) -> ModuleType:
     top = name.partition(".")[0]
-    # In front, as Python does for a script, except that a file named like a standard library module
-    # must not replace that module.
+    # The directory is added in front, as Python does for a script. But a file with the name of a standard
+    # library module must not replace that module.
     _add_to_path(root, first=top not in sys.stdlib_module_names)
-    # Check the outermost package first: searching further imports it, and it may belong to another project.
+    # Check the outermost package first: a further search imports that package, and it may belong to
+    # another project.
     is_ours = name == top or _has_origin(top, os.path.join(root, top, "__init__.py"))
     if is_ours and _has_origin(name, path):
         _imported_by_path.add(name)
@@ -337,7 +341,7 @@ def _describe_failure(entry: str, error: BaseException) -> HorsiesError:
 
 
 def _describe_raised(entry: str, error: BaseException) -> HorsiesError:
-    # A syntax error's text repeats the file and line, which the report shows.
+    # The text of a syntax error repeats the file and line, which the report already shows.
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     first, *rest = mask_url(text).strip().splitlines() or [""]
     what = f"{type(error).__name__}: {first}" if first else type(error).__name__
@@ -361,7 +365,7 @@ def failure_at(
     notes: Sequence[str] = (),
     help_text: str | None = None,
 ) -> ConfigurationError:
-    """Build an error with this location or none, instead of the caller's line."""
+    """Build an error with this location, or without one, but never with the caller's line."""
     error = ConfigurationError(message, code=code, notes=notes, help_text=help_text)
     error.location = location
     return error
@@ -380,6 +384,7 @@ def _user_location(error: BaseException) -> SourceLocation | None:
     if not frames:
         return None
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_DIRECTORIES)]
-    # An installed project is found among the libraries; its outermost line is the module's own.
+    # An installed project is located among the libraries; in that case the outermost line is the module's
+    # own.
     frame = own[-1] if own else frames[0]
     return SourceLocation(frame.filename, frame.lineno or 1, frame.name)

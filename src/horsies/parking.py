@@ -1,4 +1,6 @@
-"""What a run of a durable function waits for, from the child that leaves it to the worker that parks it."""
+"""Park requests: what a run of a durable function waits for, as its child passes it to the worker that
+parks the run.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,12 @@ _SECONDS_MAX = 10 * 366 * 86_400
 
 
 class ParkRequest(NamedTuple):
-    """The events of which the first one wakes a run: a time, a signal or the end of a child.
+    """The events that a run waits for: a time, a signal or the end of a child. The first event wakes the
+    run.
 
     A run with a ``problem`` is held until an operator resumes it. ``cancelled`` is the sentence for a run
-    that has done its clean-up and ends as CANCELLED. With ``args`` and ``kwargs``, JSON texts, the run
-    continues at once with these arguments and an empty record.
+    that has done its clean-up and ends as CANCELLED. With ``args`` and ``kwargs``, which are JSON texts,
+    the run continues immediately with these arguments and an empty record.
     """
 
     seconds: float | None = None
@@ -26,7 +29,7 @@ class ParkRequest(NamedTuple):
     kwargs: str | None = None
 
     def to_json(self) -> str:
-        """The request as ``horsies_park_v1`` reads it."""
+        """Return the request in the form that ``horsies_park_v1`` reads."""
         values = self._asdict().items()
         return json.dumps({name: value for name, value in values if value not in (None, ())})
 

@@ -132,19 +132,19 @@ class Ok(Generic[T_co], metaclass=_Side):
         raise _unwrap_error(self, message)
 
     def map(self, function: Callable[[T_co], U]) -> Ok[U]:
-        """Apply the function to the value and return its value as an Ok."""
+        """Apply the function to the value and return the function's result as an Ok."""
         return Ok(function(self.value))
 
     async def map_async(self, function: Callable[[T_co], Awaitable[U]]) -> Ok[U]:
-        """Await the function applied to the value, and return its value as an Ok."""
+        """Await the function applied to the value, and return the function's result as an Ok."""
         return Ok(await function(self.value))
 
     def map_or(self, default: object, function: Callable[[T_co], U]) -> U:
-        """Return the function applied to the value; only an Err returns the default."""
+        """Return the result of the function applied to the value; only an Err returns the default."""
         return function(self.value)
 
     def map_or_else(self, default: object, function: Callable[[T_co], U]) -> U:
-        """Return the function applied to the value; only an Err calls the default function."""
+        """Return the result of the function applied to the value; only an Err calls the default function."""
         return function(self.value)
 
     def map_err(self, function: object) -> Ok[T_co]:
@@ -232,7 +232,7 @@ class Err(Generic[E_co], metaclass=_Side):
         return default
 
     def unwrap_or_else(self, function: Callable[[E_co], U]) -> U:
-        """Return the function applied to the error."""
+        """Return the result of the function applied to the error."""
         return function(self.value)
 
     def unwrap_or_raise(self, exception_type: Callable[[E_co], BaseException]) -> NoReturn:
@@ -263,11 +263,11 @@ class Err(Generic[E_co], metaclass=_Side):
         return default
 
     def map_or_else(self, default: Callable[[], U], function: object) -> U:
-        """Call the default function and return its value."""
+        """Call the default function and return its result."""
         return default()
 
     def map_err(self, function: Callable[[E_co], F]) -> Err[F]:
-        """Apply the function to the error and return its value as an Err."""
+        """Apply the function to the error and return the function's result as an Err."""
         return Err(function(self.value))
 
     def or_else(self, function: Callable[[E_co], Result[T, F]]) -> Result[T, F]:
@@ -328,7 +328,7 @@ def _no_attribute(result: Result[Any, Any], name: str, unwrap: str) -> Attribute
 
 
 def _has(value: object, name: str) -> bool:
-    """Look an attribute up without running properties."""
+    """Look up an attribute without running properties."""
     return hasattr(type(value), name) or name in getattr(value, "__dict__", ())
 
 

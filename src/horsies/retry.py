@@ -36,15 +36,15 @@ from horsies.errors import LONGEST_DELAY_SECONDS, UNLIMITED_RETRIES, StepFailed,
 from horsies.validation import FrozenModel
 
 ExceptionMapper: TypeAlias = dict[type[BaseException], str]
-"""Exception classes and the error codes that they become; a class covers its subclasses."""
+"""Exception classes with the error codes that replace them; a class covers its subclasses."""
 RetryRule: TypeAlias = BuiltInTaskCode | str | type[BaseException]
 
-# How often a task without a policy may raise RetryLater; the same as the default of max_retries.
+# How often a task without a policy may raise RetryLater; equal to the default of max_retries.
 RETRIES_WITHOUT_POLICY = 3
 MIN_INTERVAL_SECONDS = 0.001
 MAX_INTERVAL_SECONDS = 86_400
 DEFAULT_INTERVALS = (60, 300, 900)
-# The endings of stored reasons why a failure was not retried; operators read them like codes.
+# Possible ends of a stored reason why a failure was not retried; operators read them like codes.
 NOT_LISTED = "listed in auto_retry_for"
 LIMIT_REACHED = "is reached"
 IN_A_STEP = "in the policy of the step, ctx.with_options(retry=...)"
@@ -83,9 +83,9 @@ def _rule_problems(rule: object) -> list[str]:
     return [] if _CLASS_NAME.fullmatch(text) else validate_error_code_name(rule, where="the entry")
 
 
-# Any sequence is accepted and kept as a list, so that equal policies compare equal.
+# Any sequence is accepted and stored as a list, so that equal policies compare equal.
 Rules: TypeAlias = Annotated[Sequence[RetryRule], PlainValidator(_checked_rules)]
-# Whole numbers stay integers, because an earlier release reads them.
+# Whole numbers stay integers, because earlier releases read them.
 Seconds: TypeAlias = Annotated[
     int | float, Field(ge=MIN_INTERVAL_SECONDS, le=MAX_INTERVAL_SECONDS, allow_inf_nan=False)
 ]
@@ -119,9 +119,9 @@ class RetryPolicy(FrozenModel):
     max_delay_seconds: Annotated[
         float | None, Field(ge=MIN_INTERVAL_SECONDS, le=LONGEST_DELAY_SECONDS)
     ] = None
-    """The longest wait in seconds, including jitter: from 0.001 to 31,536,000 (a year), which is also
-    the limit if none is set. With jitter, waits that reach the limit vary between four fifths of it and
-    the full value. Defaults to None.
+    """The longest wait in seconds, including jitter: from 0.001 to 31,536,000 (a year). If it is not set,
+    the limit is a year. With jitter, waits that reach the limit vary between four fifths of it and the
+    full value. Defaults to None.
     """
 
     backoff_strategy: Literal["fixed", "exponential"] = "fixed"
@@ -210,8 +210,8 @@ class RetryPolicy(FrozenModel):
             "backoff_strategy": self.backoff_strategy,
             "jitter": self.jitter,
         }
-        # Omitted when unset, because a worker of an earlier release reads in full only a policy without
-        # unknown keys.
+        # Omitted if it is not set, because a worker of an earlier release can read a policy in full only
+        # if it has no unknown keys.
         if self.max_delay_seconds is not None:
             stored["max_delay_seconds"] = self.max_delay_seconds
         return stored
@@ -328,7 +328,8 @@ def class_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-# A run that fails with it would find the same record in its next attempt.
+# A retry of the run does not help after this exception: the next attempt would find the same recorded
+# failure.
 _STEP_FAILED = class_name(StepFailed)
 
 
@@ -343,8 +344,8 @@ def rule_text(rule: RetryRule) -> str:
 
 
 class RetryDecision(NamedTuple):
-    """Whether a failed attempt is retried: after how many seconds (None if the failure is final), which
-    rule decided, and how many retries that rule allows.
+    """The decision about a failed attempt: after how many seconds it is retried (None if the failure is
+    final), which rule decided this, and how many retries that rule allows.
     """
 
     delay_seconds: float | None
@@ -378,15 +379,16 @@ def decide_retry(
     rule = _matching_rule(policy, error_code, exception_names)
     if rule is None:
         return RetryDecision(None, _unlisted(error_code, exception_names))
-    # A return to the queue counts as a retry and raises the limit, but does not lengthen the waits.
+    # A return to the queue counts as a retry and raises the limit of retries, but does not lengthen the
+    # waits.
     returns = max(max_retries - policy.max_retries, 0)
     delay = delay_seconds(policy, retry_count + 1 - returns, random)
     return _limited(rule, delay, retry_count, max_retries)
 
 
 def limit_after_return(task_options: str | None, max_retries: int) -> int:
-    """Return the row's limit after a stopping worker returned the task to its queue: one more retry, in
-    addition to those that remain.
+    """Return the row's limit after a stopping worker has returned the task to its queue: it is raised by
+    one, so that the return uses up no retry.
     """
     policy = policy_from_options(task_options) if max_retries > 0 else None
     return _limit(policy, max_retries) + 1
@@ -403,7 +405,7 @@ def _limited(rule: str, delay: float, retry_count: int, limit: int) -> RetryDeci
 
 
 def _matching_rule(policy: RetryPolicy, error_code: str | None, names: Sequence[str]) -> str | None:
-    """Return the entry that lists this failure: its code, or the nearest class of its exception."""
+    """Return the policy's entry for this failure: its code, or the nearest class of its exception."""
     rules = [rule_text(rule) for rule in policy.auto_retry_for]
     if error_code is not None and error_code in rules:
         return f"code {column_code(error_code_text(error_code))}"
@@ -425,7 +427,8 @@ def _unlisted(error_code: str | None, names: Sequence[str]) -> str:
 
 @dataclass(slots=True)
 class Backoff:
-    """The waits between attempts to reach the database: initial x 2^k with +-25 % jitter, at most `max_ms`.
+    """Computes the waits between attempts to reach the database: initial x 2^k with +-25 % jitter, at
+    most `max_ms`.
 
     `max_attempts` is the number of retries after the first failure; 0 means no limit.
     """
@@ -440,10 +443,10 @@ class Backoff:
         """Count one failure; return the seconds to wait, or None if no retries are left."""
         if self.max_attempts and self.attempts >= self.max_attempts:
             return None
-        # From 2^32 on, every initial value has reached its cap; the number must not keep growing for days.
+        # At 2^32, every initial value has reached its cap; the number must not keep growing for days.
         delay_ms = min(self.initial_ms << min(self.attempts, 32), self.max_ms)
         self.attempts += 1
-        # A wait cut off at the maximum would have no jitter, so only the jittered wait is limited.
+        # The maximum applies after the jitter; otherwise a long wait would have no jitter.
         shortest_ms = delay_ms * (1 - _JITTER)
         longest_ms = min(delay_ms * (1 + _JITTER), self.max_ms)
         return max((shortest_ms + (longest_ms - shortest_ms) * self.random()) / 1000, 0.1)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"([A-Za-z0-9_.-]+/){0,20}")
 _PREFIX_CHARACTERS_MAX = 200
-# A send waits for the store, and so does a person who looks at a task.
+# The limits are short, because a send waits for the store, and so does a person who views a task.
 _CONNECT_SECONDS, _READ_SECONDS = 3, 20
 _TRIES = 2
 _LOGGERS = ("boto3", "botocore")
@@ -24,10 +24,11 @@ _LOGGERS = ("boto3", "botocore")
 class S3Store:
     """Keeps large payload as objects in a bucket, on Amazon S3 or a server with the same interface.
 
-    The name of an object is ``prefix`` and a UUID. Credentials are found where boto3 looks for them: the
-    variables ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY``, its files, or the role of the machine. They
-    need the rights to put, get and delete objects below the prefix. Needs the package boto3: ``pip install
-    '/path/to/horsies[s3]'``. A server other than Amazon's is named by ``endpoint_url``.
+    The name of an object is ``prefix`` and a UUID. boto3 finds the credentials: in the variables
+    ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY``, in its files, or from the role of the machine.
+    The credentials need the rights to put, get and delete objects below the prefix. Needs the package
+    boto3: ``pip install '/path/to/horsies[s3]'``. To use a server other than Amazon's, pass its
+    ``endpoint_url``.
 
     Example:
         store = S3Store("shop-payloads", prefix="production/")
@@ -48,13 +49,15 @@ class S3Store:
         self._endpoint_url = _checked_endpoint(endpoint_url)
         self._region = region
         self._store_id = store_id
-        # By process: a forked process must not use the connections of its parent.
+        # By process id, because a forked process must not use its parent's connections.
         self._clients: dict[int, Any] = {}
         _import_boto3()
 
     @property
     def store_id(self) -> str:
-        """The name of the store in references; give each bucket of an application another one."""
+        """The name of the store, as references contain it; give each bucket of an application a different
+        name.
+        """
         return self._store_id
 
     def put(self, name: str, data: bytes) -> None:
@@ -65,7 +68,7 @@ class S3Store:
         )
 
     def get(self, name: str) -> bytes | None:
-        """Read an object; None if there is none of this name."""
+        """Read an object; None if there is no object with this name."""
         client = self._client()
 
         def read() -> bytes:
@@ -76,7 +79,7 @@ class S3Store:
         return self._request(read)
 
     def delete(self, names: Collection[str]) -> None:
-        """Delete objects one by one: not all servers have a request for several."""
+        """Delete objects one by one, because not all servers have a request for several objects."""
         client = self._client()
         for name in names:
             self._request(partial(client.delete_object, Bucket=self._bucket, Key=self._key(name)))
@@ -101,7 +104,8 @@ class S3Store:
             read_timeout=_READ_SECONDS,
             retries={"total_max_attempts": _TRIES, "mode": "standard"},
             s3={"addressing_style": "path" if self._endpoint_url else "auto"},
-            # References have a digest, and not all servers have the checksums of Amazon's.
+            # Checksums are not needed: references contain a digest, and not all servers support Amazon's
+            # checksums.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
@@ -112,8 +116,8 @@ class S3Store:
         return client
 
     def _request(self, send: Callable[[], T]) -> T | None:
-        """Send a request and return its answer; None if there is no such object. A failure becomes an
-        exception without its chain, which has the request.
+        """Send a request and return its answer; None if there is no such object. A failure is raised as a
+        new exception without its chain of causes, which would contain the request.
         """
         try:
             return send()
@@ -124,8 +128,9 @@ class S3Store:
 
 
 class _OneHost:
-    """Refuses requests to another host than the first one: a server may answer with a redirect, which boto3
-    would follow with the payload.
+    """Refuses requests to a different host than the first request.
+
+    A server may answer with a redirect, which boto3 would follow and thereby send the payload elsewhere.
     """
 
     def __init__(self) -> None:
@@ -140,11 +145,11 @@ class _OneHost:
 
 
 class RedirectRefused(Exception):
-    """The server has sent a request on to another host."""
+    """The server has redirected a request to another host."""
 
 
 def _problem(error: Exception) -> str | None:
-    """What went wrong, without anything of the request; None if there is no such object."""
+    """Describe an error without quoting the request; None if the error means that there is no such object."""
     if isinstance(error, RedirectRefused):
         return "the server redirects to another host; correct region or endpoint_url"
     response = getattr(error, "response", None)  # of a ClientError
@@ -158,8 +163,8 @@ def _problem(error: Exception) -> str | None:
 
 
 def _keep_requests_out_of_logs() -> None:
-    """The lines that boto3 logs for debugging have payload and session tokens. Whoever sets the level of its
-    loggers gets them all the same.
+    """Raise the level of boto3's loggers, whose debugging lines contain payload and session tokens. An
+    application that has set the level of these loggers still gets the lines.
     """
     for name in _LOGGERS:
         logger = logging.getLogger(name)

@@ -32,7 +32,7 @@ class TaskStatus(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a row in this status never changes again."""
+        """Whether a task in this status has ended, so that its status never changes again."""
         return self in TASK_TERMINAL_STATES
 
 
@@ -43,7 +43,7 @@ TASK_TERMINAL_STATES: frozenset[TaskStatus] = frozenset(
 
 
 class TaskAttemptOutcome(StrEnum):
-    """The outcome of one attempt: a value, an error, or the loss of its process."""
+    """The outcome of one attempt: a value, an error, or a lost process."""
 
     COMPLETED = "COMPLETED"
     """The attempt returned a value."""
@@ -54,12 +54,14 @@ class TaskAttemptOutcome(StrEnum):
 
 
 class SignalDelivery(StrEnum):
-    """The effect of a signal: a waiting node or step received it, or it is stored for a later one."""
+    """The effect of a signal: a waiting node or step has received it, or it is stored for a later node or
+    step.
+    """
 
     DELIVERED = "delivered"
-    """A node was waiting and has the value."""
+    """A node was waiting and has received the value."""
     STORED = "stored"
-    """The value is kept for a node that will wait for it."""
+    """The value is stored for a node that will wait for it later."""
 
 
 class WorkflowStatus(StrEnum):

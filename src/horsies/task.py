@@ -59,7 +59,7 @@ else:
 P = ParamSpec("P")
 T = TypeVar("T")
 Item = TypeVar("Item")
-# The type of a direct call. Annotations omit it: TaskFunction[P, T] fits every task.
+# The return type of a direct call. Annotations can omit it: TaskFunction[P, T] fits every task.
 R_co = typing_extensions.TypeVar("R_co", covariant=True, default=Any)
 
 
@@ -161,9 +161,9 @@ class TaskSendOptions(Generic[P, T]):
     def send(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]:
         """Store one task for a worker to run and return its handle.
 
-        Never raises for operational reasons: a call that does not fit the signature, a value that
-        cannot be stored exactly, or an unreachable database is an Err with the reason, and nothing
-        is stored.
+        Never raises for operational reasons. If the call does not fit the signature, a value cannot be
+        stored exactly, or the database cannot be reached, the result is an Err with the reason, and
+        nothing is stored.
         """
         return store_prepared(self._sender, self._sender.prepare(args, kwargs))
 
@@ -204,8 +204,8 @@ class TaskSendOptions(Generic[P, T]):
     def send_many(self, calls: Iterable[TaskCall[T]]) -> TaskSendResult[Any]:
         """Store many tasks in one transaction: all of them, or none.
 
-        The calls are read in chunks while earlier chunks are stored. For a list of calls the result is
-        a list of handles; for a generator, say of a million calls, it is a sequence that creates each
+        The calls are read in chunks while earlier chunks are stored. For a list of calls, the result is a
+        list of handles. For a generator, perhaps of a million calls, it is a sequence that creates each
         handle on access.
 
         Example:
@@ -284,11 +284,11 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
         return self.definition.name
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run the function directly, without queue, retries or a row.
+        """Run the function directly, without a queue, retries or a row.
 
-        A plain function's arguments are checked (TypeError); it then returns its value or
-        coroutine, and raises its exceptions. A function that returns a
-        TaskResult is checked as in a worker, and its exceptions become errors.
+        The arguments of a plain function are checked (TypeError); then it returns its value or coroutine,
+        and raises its exceptions, like any function. A function that returns a TaskResult is checked as
+        in a worker, and its exceptions become errors.
         """
         direct: Any = call_plain if self.definition.is_plain else self._invoke
         returned: R_co = direct(self.definition, args, kwargs)
@@ -336,15 +336,15 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
     def with_options(self, **options: Unpack[SendKeywords]) -> TaskSendOptions[P, T]:
         """Attach options to the next send.
 
-        ``good_until``: the task expires if it has not started by then. ``at`` (a time) or ``delay``:
-        when the task becomes claimable. ``priority``: 1 (first) to 100. ``queue_name``, ``timeout_ms``,
-        ``retry_policy``: override the task's own. ``headers``: strings stored with the task and with
-        the tasks it sends. ``retention``: how long the task's row is kept after it has ended.
+        ``good_until``: the task expires if it has not started by then. ``at`` (a time) or ``delay``: when
+        the task becomes claimable. ``priority``: 1 (first) to 100. ``queue_name``, ``timeout_ms``,
+        ``retry_policy``: used in place of the task's own. ``headers``: strings stored with the task and
+        with the tasks it sends. ``retention``: how long the task's row is kept after it has ended.
         ``idempotency_key``: a second send with the same key and request returns the first one's handle;
         ``unique`` sets how long the key stays in use: "forever", "while_open" until the task has ended,
         or "while_waiting" until a worker has claimed it. ``debounce``: run once after the last of many
-        sends with this key, with the newest arguments. ``key``: whom the task works for,
-        instead of the key of the task; None for none. ``transaction``: your open psycopg, asyncpg,
+        sends with this key, with the newest arguments. ``key``: whom the task works for, in place of the
+        key that the task function defines; None for no key. ``transaction``: your open psycopg, asyncpg,
         SQLAlchemy or Django connection; the task commits or rolls back with it.
 
         Example:
@@ -391,7 +391,7 @@ AnyTask = TaskFunction[Any, Any]
 
 
 def register(tasks: dict[str, AnyTask], producer: Producer, definition: TaskDefinition) -> AnyTask:
-    """Add a task to those of an application, and return it; a second one of its name is an error."""
+    """Add a task to an application's tasks, and return it; a second task with the same name is an error."""
     known = tasks.get(definition.name)
     if known is None:
         tasks[definition.name] = TaskFunction(producer, definition)

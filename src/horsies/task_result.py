@@ -36,7 +36,8 @@ from horsies.states import WorkflowStatus
 _MESSAGE_CHARACTERS_MAX = 4_000
 _TRACEBACK_CHARACTERS_MAX = 16_000
 _SHOWN_CHARACTERS_MAX = 200
-# Limits the cost as well as the text: a list of a million items is not printed in full just to be cut.
+# This limits the cost as well as the text: a list of a million items is not printed in full only to be
+# cut.
 _shortened = reprlib.Repr()
 _shortened.maxlist = _shortened.maxtuple = _shortened.maxset = _shortened.maxdict = 10
 _shortened.maxstring = _shortened.maxother = _shortened.maxlong = _SHOWN_CHARACTERS_MAX
@@ -153,8 +154,8 @@ _ExceptionField = Annotated[
 class TaskError(BaseModel):
     """The reason why a task failed.
 
-    `error_code` is a built-in member or your own name. A live exception stays live in this process;
-    when stored, it becomes its type name, message and traceback text.
+    `error_code` is a built-in member or your own name. An exception object stays an object in this
+    process; when it is stored, it becomes its type name, message and traceback text.
 
     Example:
         return TaskResult(err=TaskError(error_code="CARD_DECLINED", message="the bank said no"))
@@ -178,7 +179,8 @@ class TaskError(BaseModel):
         return json_object(dict(self)) | {"error_code": error_code_text(self.error_code)}
 
     def __repr_args__(self) -> Iterator[tuple[str, str | None]]:
-        # pydantic prints through here. Data may contain task arguments, so only its type is shown.
+        # pydantic prints through this method. Data may contain task arguments, so only the type of the
+        # data is shown.
         message, limit = self.message, _SHOWN_CHARACTERS_MAX
         if message is not None and len(message) > limit:
             message = f"{message[:limit]}..."
@@ -200,20 +202,20 @@ class SubWorkflowSummary(BaseModel, Generic[T]):
     status: WorkflowStatus
     """The final status of the child run."""
     output: T | None = None
-    """The value of its output node, if it has one."""
+    """The value of the run's output node, if it has one."""
     total_tasks: int = 0
-    """How many nodes it has."""
+    """How many nodes the run has."""
     completed_tasks: int = 0
-    """How many of them completed."""
+    """How many nodes completed."""
     failed_tasks: int = 0
-    """How many of them failed."""
+    """How many nodes failed."""
     skipped_tasks: int = 0
-    """How many of them were skipped."""
+    """How many nodes were skipped."""
     error_summary: str | None = None
     """The error of the run as one line, or None."""
 
     def __repr_args__(self) -> Iterator[tuple[str, object]]:
-        # The output may hold anything a task returned.
+        # Not shown in full: the output may contain any value that a task has returned.
         for name in type(self).model_fields:
             if name != "output":
                 yield name, getattr(self, name)
@@ -325,7 +327,7 @@ class TaskResult(Generic[T_co, E_co]):
         return {"err": err.to_dict() if isinstance(err, TaskError) else json_object({"": err})[""]}
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        # As pydantic models do, because encoders without a schema call dict().
+        # Iterates over pairs as pydantic models do, because encoders without a schema call dict().
         return iter(_sides(self).items())
 
     def __eq__(self, other: object) -> bool:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 CARRIER_BYTES_MAX = 1_024
 FLUSH_MS = 2_000
 # Keys that Horsies adds to the propagator's carrier: one marks a task that was not sent to run
-# immediately, the other holds the span of the previous attempt.
+# immediately, the other contains the span of the previous attempt.
 LATER, PREVIOUS = "later", "previous"
-# Dropped from a carrier that is too large, in this order.
+# The keys that are dropped from a carrier that is too large, in this order.
 _DISPENSABLE = ("baggage", "tracestate")
 _SYSTEM = {"messaging.system": "horsies"}
 
@@ -47,9 +47,9 @@ class _Settings(Protocol):
 def install(provider_factory: Callable[[], TracerProvider]) -> None:
     """Set the tracer provider for this process and for every worker child.
 
-    A provider has threads, which do not survive a fork, so the factory is called once in each process;
-    in a child, it is called before the first task. When a child stops, its spans are flushed for at
-    most two seconds.
+    A provider has threads, which do not survive a fork. So the factory is called once in each process; in
+    a child, it is called before the first task. When a child stops, its spans are flushed for at most two
+    seconds.
 
     Example:
         def make_provider() -> TracerProvider:
@@ -154,7 +154,7 @@ def current_carrier(settings: _Settings) -> dict[str, str]:
 
 
 def stored_carrier(carrier: Mapping[str, str], *, keeps_baggage: bool) -> dict[str, str]:
-    """Return a carrier as it is stored: without unwanted baggage, and never too large."""
+    """Return a carrier in the form in which it is stored: without unwanted baggage, and not too large."""
     kept = {name: text for name, text in carrier.items() if keeps_baggage or name != "baggage"}
     for name in _DISPENSABLE:
         if _size(kept) > CARRIER_BYTES_MAX:
@@ -199,15 +199,17 @@ def carrier_of(task: CurrentTask) -> Mapping[str, str]:
 
 
 def is_child(parent: str, task: CurrentTask, carrier: Mapping[str, str]) -> bool:
-    """Return whether an attempt's span is a child of its send; it is not if the trace would last for days."""
+    """Return whether an attempt's span is a child of the send's span. It is not if the trace could last
+    for days.
+    """
     if parent != "auto":
         return parent == "always"
     return task.attempt == 1 and LATER not in carrier and task.schedule_name is None
 
 
 class Processing:
-    """The span of one attempt: created in the child around the task, or in the parent for an attempt
-    that died or was stopped.
+    """The span of one attempt, created in the child around the task, or in the parent for an attempt that
+    died or was stopped.
     """
 
     __slots__ = ("_context", "_raised", "_span", "_token")
@@ -281,7 +283,7 @@ class Processing:
     def end(
         self, error_code: str | None = None, message: str | None = None, *, will_retry: bool = False
     ) -> None:
-        """End the span; only a final error sets its status to ERROR."""
+        """End the span; only a final error sets the span's status to ERROR."""
         from opentelemetry.trace import Status, StatusCode
 
         if error_code is not None:
@@ -296,7 +298,9 @@ class Processing:
 
 @contextmanager
 def step_span(name: str) -> Iterator[None]:
-    """The span of one call of a step's function, below that of its attempt. Replayed steps have none."""
+    """The span of one call of a step's function, a child of its attempt's span. Replayed steps have no
+    span.
+    """
     from opentelemetry import trace
 
     tracer = trace.get_tracer("horsies", __version__)

@@ -28,12 +28,14 @@ FROZEN_MODEL = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True
 SECONDS_MAX = 100 * 366 * 86_400
 
 Problem: TypeAlias = tuple[ErrorCode, str]
-# A condition that must not hold, and the problem if it does: a sentence that starts with a field.
+# A condition that must be false, and the problem if it is true: a sentence that starts with a field.
 Check: TypeAlias = tuple[bool, ErrorCode, str]
 
 
 def repeated_names(names: Iterable[str]) -> list[str]:
-    """Return the names that occur more than once, in order; one pass, because there may be thousands."""
+    """Return the names that occur more than once, in order. This takes one pass, because there may be
+    thousands of names.
+    """
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
