@@ -86,9 +86,8 @@ def serve_coroutines(
 ) -> None:
     """Run assignments until the parent closes the socket and the last assignment has ended.
 
-    The application's asynchronous hooks use the same loop. This module runs no coroutines of its own on
-    that loop, so task code that cancels every asyncio task, stops the loop or exits does not end other
-    tasks.
+    The application's asynchronous hooks use the same loop. No coroutine of this module runs on that loop,
+    so task code that cancels every asyncio task, stops the loop or exits does not end other tasks.
     """
     loop = kept_event_loop()
     server = _Server(loop, parent, execute, process_state, samples_memory, capture)
