@@ -57,7 +57,8 @@ PATIENCE = 3
 SHOWN = 3
 # If this many tasks in a row are refused with the same error, the tasks are not the cause of the error.
 ALIKE = 3
-# After a single change took too long, the next attempt waits this many times that duration.
+# After a single change has taken too long, the next attempt waits for this many times the change's
+# duration.
 REST_FACTOR = 10
 
 Task = TypeVar("Task")
@@ -147,7 +148,7 @@ class Failures:
             self.refused_jobs.pop(name, None)
 
     def is_isolated(self, job: str, error: psycopg.Error) -> bool:
-        """Count a failed batch, and return whether single tasks or runs are probably the cause."""
+        """Count a failed batch, and return whether single tasks or runs are the probable cause."""
         if is_of_data(error) or is_lock_timeout(error):
             return True
         if may_last(error):
@@ -218,7 +219,7 @@ class _Alike:
 
 @dataclass(slots=True)
 class _Search:
-    """One transaction per task, to find the task that causes an error."""
+    """The state of a search that runs one transaction per task, to find the task that causes an error."""
 
     refused: list[Refusal] = field(default_factory=list)
     succeeded: set[Action] = field(default_factory=set)
@@ -394,7 +395,7 @@ class Blocked:
     def note(
         self, pipeline: Pipeline, change: Change, error: psycopg.Error, taken_seconds: float = 0.0
     ) -> None:
-        """Skip a task or run for longer than last time; the first time, log and record it."""
+        """Skip a task or run for longer than last time; the first time, also log and record this."""
         known, now = self.delays.get(change.id), self._clock()
         reason = describe_refusal(error)
         alike = self._note_alike(change, reason, is_new=known is None)

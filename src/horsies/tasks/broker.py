@@ -1,6 +1,6 @@
 """The broker: runs scripts of statements on the right connection and turns failures into values.
 
-Every database operation by a producer goes through ``perform``. It never raises for operational
+Every database operation by a producer goes through ``perform``. ``perform`` never raises for operational
 failures; ``db/errors.py`` classifies them. The first statement brings the schema up to date.
 """
 
@@ -76,13 +76,13 @@ class BrokerErrorCode(StrEnum):
     INVALID_QUERY = "INVALID_QUERY"
     """An argument of a query is wrong; the message names the argument."""
     CLEANUP_FAILED = "CLEANUP_FAILED"
-    """A change of tasks failed, such as a cancel or an expiry."""
+    """A change to tasks failed, such as a cancellation or an expiry."""
     CLOSE_FAILED = "CLOSE_FAILED"
     """Connections could not be closed."""
     LISTENER_START_FAILED = "LISTENER_START_FAILED"
     """Reserved: the listening connection could not be opened."""
     LISTENER_SUBSCRIBE_FAILED = "LISTENER_SUBSCRIBE_FAILED"
-    """Reserved: a channel could not be listened on."""
+    """Reserved: LISTEN on a channel failed."""
     NO_BROKER = "NO_BROKER"
     """The handle has no connection to a database."""
     DB_PING_FAILED = "DB_PING_FAILED"
@@ -414,7 +414,7 @@ class PostgresBroker:
     def requeue_stale_claimed(self, stale_threshold_ms: int = 120_000) -> BrokerResult[int]:
         """Return stale CLAIMED tasks to their queues; return how many.
 
-        They had not started, so no attempt is counted. Stale means the same as for running tasks.
+        They had not started, so no attempt is counted. "Stale" has the same meaning as for running tasks.
         """
         return self._recover_stale("CLAIMED", stale_threshold_ms)
 

@@ -1,4 +1,4 @@
-"""Sends by name, for producers that do not import the task's code: the worker checks the arguments."""
+"""Sends tasks by name, for producers that do not import the task's code; the worker checks the arguments."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def prepare_by_name(
 
 
 def prepare_retry(producer: Producer, find: FindTask, error: TaskSendError) -> Ready:
-    """Prepare a failed send again, from the payload in its error."""
+    """Prepare a failed send again, from the payload in the error."""
     payload = getattr(error, "payload", None)
     name = "of another error" if payload is None else payload.task_name
     definition = _known(find, name) or _definition(producer.config, None, name, None)

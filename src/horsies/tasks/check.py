@@ -1,6 +1,6 @@
 """The checks made before anything runs: imports, error codes, retry policies, the database.
 
-`Horsies.check` calls them phase by phase, and so does a worker when it starts.
+`Horsies.check` runs them phase by phase, and so does a worker when it starts.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def import_errors(
         try:
             import_entry(entry)
         except (Exception, SystemExit) as raised:
-            # Otherwise a module that calls sys.exit would end the check, with a success code.
+            # Without this, a module that calls sys.exit would end the check, possibly with a success
+            # code.
             problem = import_problem(entry, raised)
             many = problem.report.errors if isinstance(problem, MultipleValidationErrors) else None
             for error in many or [problem]:

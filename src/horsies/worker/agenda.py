@@ -62,7 +62,7 @@ lifetime_clock = partial(time.clock_gettime, _LIFETIME_CLOCK)
 
 @dataclass(slots=True)
 class AwakeClock:
-    """The time by which the loop should run again; if it runs much later, the process was frozen."""
+    """The time by which the loop should run again. If the loop runs much later, the process was frozen."""
 
     gap_seconds: float
     by: float = field(default_factory=lifetime_clock)
@@ -108,7 +108,7 @@ class Agenda:
     poll_at: float = 0.0
 
     def wake(self) -> None:
-        """Note that there may be work: after a notification, a gap, or freed capacity."""
+        """Note that there may be work, after a notification, a gap in the notifications, or a freed place."""
         self.may_have_work = True
 
     def look_everywhere(self) -> None:
@@ -238,7 +238,7 @@ class Pace:
         self.run_times.note(run_seconds)
 
     def linger_seconds(self, now: float) -> float:
-        """How long to wait for more reports from the last batch before taking a turn."""
+        """Return how long to wait for more reports from the last batch before the next turn."""
         if not self.outstanding or self.run_times.typical_seconds > SHORT_SECONDS:
             return 0.0
         until = min(self.handed_out_at + PATIENCE_SECONDS, self.reported_at + SILENCE_SECONDS)
@@ -246,7 +246,7 @@ class Pace:
 
 
 class Timer:
-    """A regular job: due immediately, and then after every interval."""
+    """The timer of a regular job, which is due immediately and then after every interval."""
 
     __slots__ = ("at", "seconds")
 

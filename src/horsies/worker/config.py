@@ -20,10 +20,11 @@ DEFAULT_HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """One worker's settings: the flags of `horsies worker`, and its application's connections.
+    """The settings of one worker: the flags of `horsies worker`, and the application's settings for
+    connections.
 
-    Zero means "as much as fits" for the two claim limits. The seven connection fields are copies: set
-    them in ``PostgresConfig``.
+    Zero means "as much as fits" for the two claim limits. The seven fields about connections are copies;
+    set them in ``PostgresConfig``.
     """
 
     app_locator: str
@@ -45,19 +46,19 @@ class WorkerConfig:
     pgbouncer_transaction_mode: bool = False
     """Whether prepared statements are off, for PgBouncer in transaction mode."""
     parent_pool_size: int | None = None
-    """Connections that the parent process keeps for application code: ``worker_pool_size``."""
+    """How many connections the parent process keeps open for application code: ``worker_pool_size``."""
     parent_max_overflow: int | None = None
-    """Connections that the parent may open beyond ``pool_size``: ``worker_max_overflow``."""
+    """How many connections the parent process may open beyond ``pool_size``: ``worker_max_overflow``."""
     child_pool_min_size: int | None = None
-    """Connections that a child keeps open after it has sent its first task:
+    """How many connections a child keeps open after it has sent its first task:
     ``worker_child_pool_min_size``.
     """
     child_pool_max_size: int | None = None
-    """Connections that a child may have open: ``worker_child_pool_max_size``."""
+    """How many connections a child may have open: ``worker_child_pool_max_size``."""
     window: int = WIDTH_MAX
-    """How many short tasks a child may hold at most; 0 for one at a time."""
+    """The most short tasks that a child may hold; 0 for one task at a time."""
     max_tasks_per_child: int = DEFAULT_MAX_TASKS_PER_CHILD
-    """After how many tasks a child is replaced; 0 for never."""
+    """The number of tasks after which a child is replaced; 0 for never."""
     max_memory_per_child_mb: int | None = None
     """The resident memory, in megabytes, above which a child is replaced after its task."""
     start_method: StartMethod = field(default_factory=default_start_method)
@@ -67,9 +68,9 @@ class WorkerConfig:
     loglevel: str = "INFO"
     """The lowest level of log lines."""
     log_format: str = "text"
-    """Log lines as text or as JSON."""
+    """The format of log lines: text or JSON."""
     prefetch_buffer: int = 0
-    """How many tasks to claim beyond the running ones, from ``AppConfig``."""
+    """How many tasks to claim beyond the running tasks; copied from ``AppConfig``."""
     name: str | None = None
     """The name of the worker, shown to operators."""
     metrics_host: str = DEFAULT_HOST
@@ -81,9 +82,9 @@ class WorkerConfig:
     async_slots: int = DEFAULT_ASYNC_SLOTS
     """How many tasks each async child runs at a time."""
     burst: bool = False
-    """Stop when nothing is due."""
+    """Whether the worker stops when no task is due."""
     debug: bool = False
-    """Run one task at a time, in a child that shares the worker's terminal."""
+    """Whether the worker runs one task at a time, in a child that shares the worker's terminal."""
 
     @property
     def places(self) -> int:
@@ -127,7 +128,7 @@ def with_connections(config: WorkerConfig, broker: PostgresConfig) -> WorkerConf
 
 
 def refuse_bad_limits(config: WorkerConfig) -> None:
-    """Raise HRS-206 for flags that cannot work."""
+    """Raise HRS-206 for flags with unusable values."""
     memory_mb, grace = config.max_memory_per_child_mb, config.shutdown_grace_seconds
     problems = {
         "--processes must be at least 1, or 0 with --async-children": config.processes < 0

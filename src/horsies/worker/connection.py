@@ -58,7 +58,7 @@ TURN_SETTINGS = (
     "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off "
     "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_material=off"
 )
-# The selector key's data for the socket that receives notifications.
+# The data of the selector key for the socket that receives notifications.
 NOTIFICATION_SOCKET = "notifications"
 
 # If a connection has lasted this long, a replacement is opened immediately when it breaks. Until then the
@@ -77,11 +77,11 @@ class DatabaseGivenUpError(Exception):
 
 
 class NotificationsLostError(Exception):
-    """LISTEN is accepted but delivers nothing, as behind a pooler in transaction mode."""
+    """LISTEN succeeds but no notifications arrive, as behind a pooler in transaction mode."""
 
 
 def open_turns(database: Database, limits: Limits = NO_LIMITS) -> Pipeline:
-    """Open a connection tuned for turns: every statement prepared, generic plans."""
+    """Open a connection that is tuned for turns: every statement is prepared, with a generic plan."""
     settings = f"{TURN_SETTINGS} -c lock_timeout={limits.lock_ms}"
     return Pipeline.open(database, TURN_ROLE, settings, limits)
 
@@ -313,7 +313,7 @@ class WorkerConnection:
 
     @property
     def holds_lock(self) -> bool:
-        """Whether there is a session for turns, and one that holds the worker's lock."""
+        """Whether there is a session for turns, and a session that holds the worker's lock."""
         return self.is_up and self._session is not None
 
     def open(self) -> Pipeline | None:

@@ -1,4 +1,4 @@
-"""The CPUs that this process may use, for the default number of children."""
+"""Counts the CPUs that this process may use, for the default number of children."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ NO_PARTS: Parts = {}
 
 
 class Dispatcher:
-    """Hands one worker's tasks out to its children."""
+    """Gives the tasks of one worker to its children."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Dispatcher:
             self.ledger.put(task, RUNNING)
 
     def _give_window(self, tasks: Sequence[ClaimedTask], pid: int, parts: Parts) -> int:
-        """Return how many of the tasks wait in the child behind another one."""
+        """Give tasks to a child with a window; return how many of them wait there behind another task."""
         patience = self.windows.patience_seconds
         window = [
             (assignment_of(task, parts.get(task.id)), patience(task.task_name)) for task in tasks

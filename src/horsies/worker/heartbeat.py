@@ -114,7 +114,8 @@ class Heartbeat:
         limits = WatchLimits.of(app_config)
         self._watch = Watch(limits, liveness.identity.sees_gone)
         self._clock = HeartbeatClock.of(app_config, limits)
-        # When the last stored heartbeat began, on the clock that keeps running during a suspend.
+        # When the last stored heartbeat started, on the clock that keeps running while the machine is
+        # suspended.
         self.shown_at = lifetime_clock()
         # How many times the connection had broken before the last accepted heartbeat, and before the last
         # one sent.
@@ -139,8 +140,8 @@ class Heartbeat:
 
     @property
     def must_come_first(self) -> bool:
-        """Whether a heartbeat comes before any other work: other workers may have declared this one
-        lost while it was frozen or without a connection.
+        """Whether a heartbeat comes before any other work, because other workers may have declared this
+        worker lost while it was frozen or without a connection.
         """
         return self.was_frozen or self._breaks != self._connection.breaks
 
@@ -187,7 +188,7 @@ class Heartbeat:
         return {row.id for row in pipeline.run([find])[0]}
 
     def send_if_late(self, pipeline: Pipeline, now: float) -> None:
-        """Send a heartbeat that failed turns have delayed."""
+        """Send a heartbeat that is late because turns have failed."""
         if now >= self.due_at() + LATE_SECONDS:
             self.send(pipeline, now)
 

@@ -26,7 +26,7 @@ from horsies.worker.turn import Bookmarks
 # Limited, because during a claim of a thousand tasks the worker could not serve its other children for a
 # tenth of a second.
 ASYNC_CLAIMS_MAX = 256
-# The claim finds async tasks by these first characters of their options.
+# The claim recognises async tasks by the first characters of their options.
 ASYNC_MARK = '{"async":true'
 
 

@@ -72,7 +72,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Wanted(NamedTuple):
-    """What a task needs: a kind ("tasks", "workflows" or "keys"), a name, and this worker's version of it."""
+    """What a task needs from a worker: a kind ("tasks", "workflows" or "keys"), a name, and the
+    fingerprint of this worker's version.
+    """
 
     kind: str
     name: str
@@ -114,7 +116,9 @@ class KnownTasks:
 
 
 def task_defaults(app: Horsies) -> str:
-    """The settings from the application's task decorators, as JSON, for sends from SQL and for signals."""
+    """Return the settings in the application's task decorators as JSON, for sends from SQL and for
+    signals.
+    """
     config = app.config
     queues = {
         queue.name: {
@@ -163,7 +167,7 @@ def _definition_key(kwargs_json: str) -> str | None:
 
 
 def fingerprint(signature: CallSignature | None) -> str:
-    """A short hash of the parameters that a call may pass, with their types."""
+    """Return a short hash of the parameters that a call may pass, and of their types."""
     parts = None if signature is None else (signature.names, _types(signature))
     return sha256(repr(parts).encode()).hexdigest()[:_FINGERPRINT_CHARACTERS]
 
@@ -256,8 +260,8 @@ class UnknownTasks:
         return name == EXPAND_TASK and not self.known.wanted_by(task).fingerprint
 
     def note_unknown(self, task: ClaimedTask, now: float) -> Outcome | None:
-        """Note that this worker has claimed a task that it does not know. For an expansion, also pass
-        the outcome to record if no other worker knows the sub-workflow.
+        """Note that this worker has claimed a task that it does not know. For an expansion, return the
+        outcome to record if no other worker knows the sub-workflow either.
         """
         wanted = self.known.wanted_by(task)
         if wanted.kind == "workflows":
@@ -269,7 +273,9 @@ class UnknownTasks:
         return None
 
     def refusal(self, worker_id: str, uncalled: Uncalled) -> tuple[Step, Step]:
-        """The steps that store the refusal of these tasks and find workers that may run them."""
+        """Return the statements that store the refusal of these tasks, and that find workers that may run
+        them.
+        """
         tasks = list({task.id: (task, outcome) for task, outcome in uncalled}.values())
         wanted = [self._wanted(task, outcome) for task, outcome in tasks]
         ids = [task.id for task, _ in tasks]
@@ -321,7 +327,7 @@ class UnknownTasks:
         return left
 
     def next_at(self) -> float:
-        """When to check refused tasks again, or to search for tasks that no worker knows."""
+        """Return when to check refused tasks again, or to search for tasks that no worker knows."""
         if not self._warned:
             return NEVER
         return min([self._check_at, *(look_at for _, look_at in self._refused.values())])
@@ -369,7 +375,9 @@ class UnknownTasks:
         return _failure(task, OperationalErrorCode.WORKER_RESOLUTION_ERROR, text)
 
     def _warn(self, wanted: Wanted, task: ClaimedTask, message: str = "") -> None:
-        """Log once that tasks like this one are left to others; the message says why a call does not fit."""
+        """Log once that tasks like this one are left to other workers; the message says why a call does
+        not fit.
+        """
         if wanted in self._warned:
             return
         self._warned.add(wanted)

@@ -105,7 +105,7 @@ class Ledger:
         # is in a given state, and methods for that took a tenth of all calls in a turn.
         self.owned: Mapping[str, Owned] = self._owned
         self.by_state: Sequence[Mapping[str, Owned]] = self._by_state
-        # Tasks that no child has started, until they are released.
+        # The tasks that no child has started and that are waiting to be released.
         self._returned: list[ClaimedTask] = []
         self._doubt = _Doubt()
 
@@ -190,7 +190,7 @@ class Ledger:
         ended_at: float,
         state: State = ENDED,
     ) -> None:
-        """Note the end of an attempt: its child reported it or died."""
+        """Note the end of an attempt, because its child has reported it or died."""
         owned = self._by_state[RUNNING].pop(task.id)
         owned.outcome, owned.run_seconds, owned.ended_at = outcome, run_seconds, ended_at
         owned.state = state

@@ -44,7 +44,7 @@ _MEGABYTE = 1024 * 1024
 
 
 def lock_key(worker_id: str) -> int:
-    """A worker's advisory lock: 63 bits of its random id."""
+    """Return the key of a worker's advisory lock: 63 bits of the worker's random id."""
     return UUID(worker_id).int & (1 << 63) - 1
 
 
@@ -72,7 +72,7 @@ class Identity:
     known_tasks: str | None = None
     task_defaults: str | None = None
     webhooks: str = "[]"
-    # The statement that asks for the findings that webhooks are told about.
+    # The statement that requests the check for findings on which webhooks report.
     findings: Step | None = None
 
     @classmethod
@@ -117,7 +117,7 @@ class Liveness:
         self._config = config
         self.identity = identity
         self._process = psutil.Process()
-        self._process.cpu_percent()  # the first call only sets the starting point
+        self._process.cpu_percent()  # psutil's first call only sets the starting point
         self.is_registered = False
 
     def steps(self, *, receives_notifications: bool, waits: bool, calls: bool) -> list[Step]:

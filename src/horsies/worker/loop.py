@@ -64,7 +64,9 @@ class ExitCode(IntEnum):
 
 
 class ImmediateShutdown(BaseException):
-    """The third shutdown request came during a statement; no handler further up the stack may catch it."""
+    """The third shutdown request came during a statement. This is a BaseException, so that no ordinary
+    handler catches it.
+    """
 
 
 def turn_limits(resilience: WorkerResilienceConfig, watched: WatchLimits) -> Limits:
@@ -159,7 +161,7 @@ class Worker:
             self._shutdown,
             self._notice_freeze,
         )
-        # Children's events that arrived during a statement, and when they did.
+        # The children's events that arrived during a statement, and the time of their arrival.
         self._early_events: list[tuple[float, Sequence[PoolEvent]]] = []
         self._awake = AwakeClock(watched.gap_seconds)
         self._silence = Silence(app.config.recovery.stop_tasks_after_silence_ms)

@@ -167,7 +167,7 @@ class Maintenance:
         return self._progress.at if self._dispatcher.pool.busy else NEVER
 
     def perform(self, pipeline: Pipeline, now: float) -> None:
-        """Do every job that is due, the heartbeat first, because the others may take long."""
+        """Do every job that is due. The heartbeat comes first, because the other jobs may take long."""
         recovery = self._app_config.recovery
         if now >= self.heartbeat.due_at():
             self.heartbeat.send(pipeline, now)

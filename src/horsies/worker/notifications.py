@@ -16,7 +16,8 @@ PING_CHANNEL = "horsies_worker_ping"
 PAUSE_CHANNEL = "horsies_pause"
 # Workers notify themselves and each other here, to learn whether notifications are delivered.
 ECHO_CHANNEL = "horsies_echo"
-# A send wakes a few of many workers, each on its own channel; the payload is the queue.
+# A send wakes only a few of many workers, each on the worker's own channel; the payload is the name of
+# the queue.
 WAKE_CHANNEL_PREFIX = "horsies_wake_"
 # A prefix of the queue's name in a payload: the new tasks of the queue have keys.
 KEYED_HINT = "@"
@@ -111,7 +112,7 @@ class EchoCheck:
     # The number of heartbeats since the last notification, and whether this worker was the last to call.
     _quiet: int = LISTENER_PATIENCE
     _is_caller: bool = False
-    # Whether the last heartbeat was a call.
+    # Whether the last heartbeat included a call.
     _has_called: bool = False
     # When the worker sent the oldest call whose echo is missing.
     _called_at: float | None = None

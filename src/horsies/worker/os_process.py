@@ -1,7 +1,7 @@
 """Operating system calls: process groups, parentage, memory, exit statuses.
 
 Both parent and children use this module. On Linux a child dies with its parent, and the worker adopts
-its children's orphans; elsewhere, end-of-file on the socket replaces both.
+orphans of its children. On other systems, the end of the socket's data replaces both.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def stop_with_parent(parent_pid: int) -> None:
 
 
 def death_signal_setter() -> Callable[[], object]:
-    """The first half of ``die_with_parent`` without a Python frame, to be called after every task."""
+    """Does the first half of ``die_with_parent`` without a Python frame; to be called after every task."""
     if _library_prctl is None:
         return int
     return partial(_library_prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -137,7 +137,7 @@ def _spawn(*arguments: str, keeps_input: bool = False) -> int:
 
 
 def open_process(pid: int) -> int | None:
-    """A descriptor that becomes readable when `pid` ends; None if the system does not support one."""
+    """Return a descriptor that becomes readable when `pid` ends; None if the system does not support this."""
     if not HAS_PIDFD:
         return None
     try:
@@ -225,7 +225,7 @@ def reap_orphans(known_pids: Collection[int]) -> int:
 def end_session(session_id: int) -> None:
     """Kill the members of a session whose leader has ended, and wait for them.
 
-    Killing the leader's group misses members that joined other groups.
+    Killing the leader's group alone would miss members that have joined other groups.
     """
     while pids := [
         pid for pid in _direct_children() if _session_of(pid) == session_id and _kill(pid)

@@ -1,6 +1,6 @@
 """Deletes large payload that no row needs any more, a page at a time.
 
-Any worker whose application has a store may do this, even two at once.
+Any worker whose application has a store may do this, even two workers at the same time.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Vitals:
 
 
 def judge_liveness(vitals: Vitals, now: float) -> Answer:
-    """Report failure if the loop hangs; a lost database is no reason to restart a worker."""
+    """Report a failure if the loop hangs. A lost database is not a reason to restart a worker."""
     late = now - vitals.awake_by
     if vitals.has_started and late > STALL_SECONDS:
         return Answer.line(f"the loop has not run for {late:.0f} s", ok=False)
@@ -86,7 +86,7 @@ def judge_liveness(vitals: Vitals, now: float) -> Answer:
 
 
 def judge_readiness(vitals: Vitals, *, is_scheduling: bool = True) -> Answer:
-    """Report failure while this worker claims nothing, or while its scheduler cannot send anything."""
+    """Report a failure while this worker cannot claim tasks, or while its scheduler cannot send anything."""
     problems = {
         "the worker is starting": not vitals.has_started,
         "the worker is shutting down": vitals.is_stopping,
@@ -189,7 +189,7 @@ def serving(host: str, port: int, routes: Routes) -> Iterator[int]:
 class _Server(ThreadingHTTPServer):
     """Answers every request in its own thread, so that a slow client does not delay a probe.
 
-    A new connection beyond the limit ends the oldest one, because slow clients must not use up the
+    A new connection beyond the limit ends the oldest connection, because slow clients must not use up the
     worker's threads and files.
     """
 

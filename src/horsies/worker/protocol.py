@@ -115,7 +115,7 @@ class Assignment(NamedTuple):
     kwargs_json: str
     timeout_ms: int | None
     node: NodePart | None = None
-    # The fields that only ``CurrentTask`` reads, as one text.
+    # The fields that only ``CurrentTask`` reads, together in one text.
     stored: str = ""
 
 
@@ -175,7 +175,7 @@ class ChildReport(NamedTuple):
 
 
 def with_transaction(outcome: Outcome, report: ChildReport) -> Outcome:
-    """Return a report's outcome together with the end of the task's transaction."""
+    """Return the outcome with the facts about the task's transaction from the report."""
     end = report.transaction
     return outcome._replace(
         is_recorded=end is TransactionEnd.RECORDED, is_in_doubt=end is TransactionEnd.DOUBT
@@ -539,7 +539,9 @@ def receive_boot(connected: socket.socket) -> tuple[ChildBoot, int] | None:
 
 
 class FrameBuffer:
-    """Cuts a stream of bytes into frames, wherever the socket split it; each frame follows `mark`."""
+    """Cuts a stream of bytes into frames, wherever the socket has split the stream; `mark` precedes each
+    frame.
+    """
 
     __slots__ = ("_mark", "has_foreign_bytes", "pending")
 

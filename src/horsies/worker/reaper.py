@@ -1,9 +1,9 @@
 """The reaper: recovers lost workers' tasks, ends runs that were paused for too long, and deletes rows
 past their retention.
 
-Any worker may do this, even two at once. ``watch.py`` decides which workers are lost, and
-``tasks/recovery.py`` how their tasks end. Every step is idempotent, bounded, and repeated in the next
-pass if it fails.
+Any worker may do this, even two workers at the same time. ``watch.py`` decides which workers are lost,
+and ``tasks/recovery.py`` decides how their tasks end. Every step is idempotent, bounded, and repeated in
+the next pass if it fails.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from horsies.workflow.run.results import write_error
 logger = logging.getLogger("horsies.reaper")
 
 RETENTION_BATCH = 1000
-# The record of changes made by people is kept for 90 days.
+# The records of changes that people made are kept for 90 days.
 ACTION_RETENTION_HOURS = 90 * 24
 # A key with a rate has a meter, which is no longer needed once it allows the next start immediately.
 METER_RETENTION_HOURS = 1

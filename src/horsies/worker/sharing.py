@@ -30,7 +30,8 @@ from horsies.current_task import NOTE_CHARACTERS_MAX, attempt_token
 from horsies.worker.log_area import LogArea, area_bytes
 from horsies.worker.protocol import Assignment, ProgressReport
 
-# 64 bits: a child without max_tasks_per_child can run more than 2**32 tasks within weeks.
+# Numbers have 64 bits, because a child without max_tasks_per_child can run more than 2**32 tasks within
+# weeks.
 _NUMBER = Struct("!Q")
 # The first byte of a permit, so that a permit read in parts is not mistaken for another one.
 _PERMIT = 0xA5 << 56

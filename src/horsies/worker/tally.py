@@ -191,7 +191,7 @@ class Tally:
             self.flush_at = time.monotonic() + FLUSH_SECONDS
 
     def _first(self, task: ClaimedTask) -> list[float]:
-        """Return new counts for a task that had none in its queue."""
+        """Return new counts for a task that has no counts in this queue yet."""
         name = task.task_name
         if name not in self._names:
             if len(self._names) >= NAMES_MAX:

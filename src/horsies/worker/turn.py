@@ -102,7 +102,7 @@ class Bookmarks:
         self._last: dict[str, tuple[int, str, str]] = {}
         self._has_news = True
         self._everywhere_at = 0.0
-        # From this time on, claims may search everywhere again.
+        # The time from which claims may search everywhere again.
         self.rested_at = 0.0
 
     def note_news(self) -> None:
@@ -506,7 +506,7 @@ def _one_by_one(
 # The statements of one transaction, in order, by the names under which their rows are found.
 Steps: TypeAlias = dict[str, Step]
 _NO_IDS: Set[str] = frozenset()
-# The statements whose rows are attempts that are now recorded.
+# The statements that return the attempts that are now recorded.
 _RECORDED = frozenset((*ENDINGS, "by_child"))
 # A turn reads these fields of all its outcomes; attrgetter avoids a Python call for each of them.
 _IS_RECORDED, _IS_IN_DOUBT = attrgetter("is_recorded"), attrgetter("is_in_doubt")

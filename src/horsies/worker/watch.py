@@ -140,7 +140,7 @@ class Watch:
     ) -> list[Verdict]:
         """Poll the other workers once and return those that are lost.
 
-        Only the time between one poll's answer and a later poll's start is certain silence.
+        Only the time between the answer to one poll and the start of a later poll counts as silence.
         """
         has_gap = answered_at - self._looked_at > self._limits.gap_seconds
         known = {} if has_gap else self._silences

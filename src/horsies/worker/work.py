@@ -111,7 +111,8 @@ def _expire_each(pipeline: Pipeline, blocked: Blocked) -> tuple[int, int]:
     return expire_one_by_one(pipeline, blocked), release_one_by_one(pipeline, blocked)
 
 
-# An outcome, how many seconds its attempt may take if it is the last, and whether it waits for locks.
+# An attempt to record an outcome: the outcome, the seconds that the attempt may take if it is the last
+# one, and whether it waits for locks.
 _Attempt: TypeAlias = tuple[Outcome, float | None, bool]
 
 
@@ -176,7 +177,7 @@ class Work:
         self.claimed_last = False
         # With --burst, the number of attempts that had ended before the last check of every queue.
         self._looked_after: int | None = None
-        # Whether a shutdown gave up outcomes that the database refuses.
+        # Whether a shutdown has given up outcomes that the database refuses.
         self.has_given_up = False
 
     def note_news(
@@ -257,7 +258,7 @@ class Work:
         return max(0, self._held_max - held)
 
     def perform(self, pipeline: Pipeline) -> None:
-        """Do all work that is due; late heartbeats come before turns."""
+        """Do all work that is due; a late heartbeat comes before a turn."""
         ledger = self._dispatcher.ledger
         by_state = ledger.by_state
         if self._shutdown.is_requested:
@@ -301,7 +302,9 @@ class Work:
             kind.step_back(returned)
 
     def _serve_unknown(self, pipeline: Pipeline) -> None:
-        """Leave tasks that this worker cannot run to other workers, or fail them if no other worker can."""
+        """Leave tasks that this worker cannot run to other workers, or fail them if no other worker can
+        run them.
+        """
         ledger, unknown = self._dispatcher.ledger, self._unknown
         if (
             self._shutdown.is_requested
@@ -537,7 +540,9 @@ class Work:
         self._dispatcher.hand_out(tasks, parts)
 
     def _retry_refused(self, pipeline: Pipeline) -> None:
-        """Try again to record outcomes that the database refused; a stopping worker gives up after that."""
+        """Try again to record the outcomes that the database has refused; a stopping worker gives them up
+        after that.
+        """
         ledger, blocked = self._dispatcher.ledger, self._blocked
         refused = [outcome for _, outcome in ledger.outcomes(REFUSED)]
         is_last = self._shutdown.is_requested and ledger.count() == len(refused)
@@ -617,8 +622,8 @@ class Work:
             self._fence_if_lost(pipeline)
 
     def _fence_if_lost(self, pipeline: Pipeline) -> None:
-        """Kill the children if another worker declared this one lost and recovered its tasks; register
-        again before anything is claimed.
+        """Kill the children if another worker has declared this worker lost and recovered its tasks;
+        register again before the next claim.
         """
         if self._maintenance.heartbeat.is_lost:
             running_count = self._dispatcher.ledger.count(RUNNING)

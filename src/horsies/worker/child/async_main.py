@@ -42,7 +42,7 @@ PROGRESS_SECONDS = 0.3
 
 _RECEIVE_BYTES = 1 << 18
 _ATTEND_SECONDS = 0.25
-# The attributes through which another thread wakes an asyncio loop.
+# The attributes of an asyncio loop through which another thread wakes the loop.
 _WAKE_UP = ("_ssock", "_read_from_self")
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_STOP_TASK = int(FrameKind.STOP_TASK)
@@ -273,7 +273,7 @@ class _Server:
                 self._loop.add_reader(own_end, read)
 
     def _attend(self) -> None:
-        """While there are tasks, undo changes that they may have made to the loop, a few times a second."""
+        """A few times a second while there are tasks, undo changes that they may have made to the loop."""
         self._has_timer = bool(self._running)
         if self._has_timer:
             self._listen()
@@ -322,7 +322,7 @@ class _Server:
                 running.stop()
 
     def _note_unstarted(self, first: int, last: int) -> None:
-        """Report to the parent that the assignments with these numbers will never start here."""
+        """Report to the parent that the assignments with these numbers will never start in this process."""
         self._outbox.send(protocol.encode_numbers(FrameKind.TASK_UNSTARTED, first, last))
 
     def _start(self, assignment: Assignment, number: int) -> None:

@@ -64,7 +64,7 @@ _MISFITS = (
     OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
 )
 _NO_SPAN = "The span of task %r could not be %s."
-# The library's tasks that only mark a point in time in a run.
+# The library's own tasks that only mark a point in time in a workflow run; they get no span.
 _UNTRACED = frozenset({SLEEP_TASK, SIGNAL_TASK})
 
 logger = logging.getLogger("horsies.child")
@@ -206,7 +206,7 @@ def _end_span(span: tracing.Processing, report: ChildReport, task: CurrentTask) 
 
 
 def _will_retry(task: CurrentTask, report: ChildReport) -> bool:
-    """Return the outcome that the worker will decide on, apart from ``good_until`` and cancellation,
+    """Return the outcome on which the worker will decide, apart from ``good_until`` and cancellation,
     which the worker checks later.
     """
     limit = task.max_attempts

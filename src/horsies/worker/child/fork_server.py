@@ -137,8 +137,8 @@ class Reserve:
                 self._fork_some(child_fd)
                 self._give_to_waiting(child_fd)
         finally:
-            # If no child was forked, this closes the last copy of the socket; the pool notices and asks
-            # again after a while. Retrying here would add load to a system that is already full.
+            # If no child was forked, this closes the last copy of the socket. The pool notices that and
+            # asks again after a while. A retry here would add load to a system that is already full.
             os.close(child_fd)
 
     def _give_to_waiting(self, child_fd: int) -> bool:

@@ -68,7 +68,9 @@ def kill_marked(mark: int, spared_group: int = 0) -> list[int]:
 
 
 def find_marked(mark: int) -> dict[int, int]:
-    """The live processes with `mark`, and their groups. Reading a process's limits takes about 15 µs."""
+    """Return the live processes with `mark`, and their process groups. Reading a process's limits takes
+    about 15 µs.
+    """
     text = b" %d " % mark
     # Newest processes first, because they are the most likely to fork.
     pids = [int(name) for name in reversed(os.listdir("/proc")) if name.isdecimal()]

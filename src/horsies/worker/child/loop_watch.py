@@ -21,16 +21,18 @@ from typing import NamedTuple
 
 from horsies.current_task import CurrentTask, running_task
 
-# How long a loop may be blocked before it is reported.
+# How long a loop may be blocked before this is reported.
 BLOCKED_SECONDS = 1.0
-# How often a task is reported, at most.
+# The least time between two reports about the same task.
 REPEAT_SECONDS = 60.0
 _LOOK_SECONDS = 0.25
 _EVENTS_FILE = asyncio.events.__file__
 
 
 class Blockage(NamedTuple):
-    """A loop that has not run for `seconds`: the responsible task, if known, and the line it is executing."""
+    """A loop that has not run for `seconds`: the task responsible for this, if known, and the line that
+    it is executing.
+    """
 
     task: CurrentTask | None
     seconds: float

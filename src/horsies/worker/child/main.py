@@ -72,7 +72,9 @@ class Program(Protocol):
         """Run one assignment; every failure of user code becomes part of the report."""
 
     def execute_batch(self, assignments: Sequence[Assignment]) -> Sequence[ChildReport]:
-        """Run assignments of one task in one call, and report the outcome of each, in order."""
+        """Run assignments of one batched task in one call, and return a report for each assignment, in
+        order.
+        """
 
     async def execute_async(self, assignment: Assignment) -> ChildReport:
         """Like ``execute``, but on the running event loop and in the assignment's own context."""

@@ -62,7 +62,7 @@ def disregard(_signal_number: int, _frame: FrameType | None) -> None:
 
 
 class ProcessState:
-    """Remembers the state that user code may change, to restore it after each task."""
+    """Remembers the state that user code may change, and restores it after each task."""
 
     __slots__ = (
         "_directory",
@@ -89,7 +89,7 @@ class ProcessState:
         self.restore()
 
     def adopt(self) -> None:
-        """Take the current state as the one to restore."""
+        """Remember the current state as the one to restore."""
         global _cleared_timers
         known = [(number, _plain_signal.getsignal(number)) for number in _COMMON_SIGNALS]
         # None stands for a handler that was not set by Python and cannot be restored.
@@ -105,7 +105,9 @@ class ProcessState:
         os.umask(self._umask)
 
     def restore(self) -> bool:
-        """Undo a task's changes; False if that is not possible and no other task may follow."""
+        """Undo a task's changes; False if that is not possible, so that no other task may run in this
+        process.
+        """
         # The kernel clears the parent death signal when a task or a hook changes its effective user or
         # group. Setting the signal again and checking for the parent takes about 1 µs.
         self._set_death_signal()

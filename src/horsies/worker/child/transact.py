@@ -71,7 +71,8 @@ from horsies.worker.protocol import Assignment, TransactionEnd
 # The most sessions that a child opens. In an async child, further tasks wait for a free session.
 SESSIONS_MAX = 4
 _SESSION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
-# The server has shut down or crashed, or has ended the session for a time limit of sessions.
+# The errors by which the server reports that it has shut down or crashed, or that it ended the session
+# because of a time limit.
 _ENDED_SESSIONS = ("57P01", "57P02", "57P05", "25P03", "25P04")
 _CAUSES_MAX = 10
 _TWO_TRANSACTIONS = "A task uses either tx.connection or record_in: they are two transactions."
@@ -188,7 +189,7 @@ def _is_answer(error: BaseException) -> bool:
 
 
 class AttemptRecord:
-    """The statements that record one attempt, and the errors for a transaction that does not commit."""
+    """Makes the statements that record one attempt, and the errors for a transaction that does not commit."""
 
     def __init__(
         self, transactions: Transactions, definition: TaskDefinition, assignment: Assignment
@@ -196,7 +197,7 @@ class AttemptRecord:
         self.transactions = transactions
         self._definition = definition
         self._assignment = assignment
-        # The result that is recorded in the task's own transaction.
+        # The result that was recorded in a transaction that the task opened itself.
         self.result: str | None = None
         self.is_over = False
         # Whether no session could be opened, or the session was lost in record_in.
@@ -273,7 +274,7 @@ class AttemptRecord:
         return encoded.value
 
     def misuse(self, error: Exception) -> Exception:
-        """The exception for a record_in statement that failed in a framework's transaction."""
+        """Return the exception for a record_in statement that failed in a framework's transaction."""
         if isinstance(error, UnusableTransactionError):
             return TransactionMisuse(f"record_in cannot use this transaction: {error}")
         if leads_elsewhere(error):

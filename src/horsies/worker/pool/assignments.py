@@ -23,7 +23,7 @@ logger = logging.getLogger("horsies.pool")
 
 
 class Assignments:
-    """The assignments of all of a pool's children, the deadlines, and the events."""
+    """The assignments of all children of a pool, with the deadlines and the events."""
 
     def __init__(self, selector: selectors.BaseSelector, *, has_time_limits: bool) -> None:
         # Assignments by task id: in ``busy`` those that run or run next, in ``lined`` those in line
@@ -100,7 +100,7 @@ class Assignments:
         child.send(frames[0] if len(frames) == 1 else b"".join(frames), self._selector)
 
     def _start(self, one: Held) -> None:
-        """Make an assignment the front of a child with a window."""
+        """Make an assignment the front of a child that has a window."""
         one.assigned_at = time.monotonic()
         assignment = one.assignment
         self.busy[assignment.task_id] = one

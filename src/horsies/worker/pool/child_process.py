@@ -74,7 +74,7 @@ WITH_ROOM = (IDLE, BUSY)
 
 @dataclass(frozen=True, slots=True)
 class RecycleLimits:
-    """When to replace a child: after a number of tasks (0: never), at a size in bytes (0: never)."""
+    """The limits at which a child is replaced: a number of tasks, and a size in bytes; 0 means no limit."""
 
     max_tasks: int
     max_rss_bytes: int
@@ -127,7 +127,8 @@ class Held:
     # which it should stop, which happens when all of them should.
     is_batched: bool = field(default=False, init=False)
     stop_wish: str | None = field(default=None, init=False)
-    # Set only in an async child; other children have one deadline, which may belong to the front.
+    # The task's own deadline, only in an async child. Other children have one deadline, which may belong
+    # to the front.
     deadline: float | None = field(default=None, init=False)
     queued_at: float | None = field(default=None, init=False)
 
@@ -137,7 +138,7 @@ class Held:
 
 
 class ExitWatch(NamedTuple):
-    """The selector's data for the descriptor that becomes readable when a child ends."""
+    """The data of the selector key for the descriptor that becomes readable when a child ends."""
 
     child: ChildProcess
 
@@ -161,7 +162,8 @@ class ChildProcess:
     state: ChildState = ChildState.BOOTING
     pid: int | None = None
     exit_fd: int | None = None
-    # Bytes that did not fit into the socket; 250 large assignments may wait for one blocked event loop.
+    # The bytes that did not fit into the socket. Up to 250 large assignments may wait here for one
+    # blocked event loop.
     outgoing: bytearray = field(default_factory=bytearray)
     # The assignments in the order of their numbers. A child with one place runs the first one, the front;
     # the others are in line behind it, or in the same batch.
@@ -290,7 +292,7 @@ class ChildProcess:
             os_process.kill_group(self.pid)
 
     def may_retire(self) -> bool:
-        """Whether the child has run nearly as many tasks as its limit."""
+        """Whether the child has nearly reached its limit of tasks."""
         return self.kind.limits.max_tasks > 0 and self.tasks_done >= self.soft_task_limit
 
     def must_retire(self) -> bool:

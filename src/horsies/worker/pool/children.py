@@ -46,7 +46,9 @@ _EXIT_GRACE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """How many children there are, where they come from, and the limits on their life."""
+    """The settings of a pool: how many children there are, how they are started, and when they are
+    replaced.
+    """
 
     processes: int
     start_method: StartMethod = field(default_factory=default_start_method)
@@ -196,7 +198,7 @@ class Children:
             self.unwatched.add(child)
 
     def note_hello(self, child: ChildProcess, pid: int) -> None:
-        """Note the pid that a child sent; from now on the pool notices when it ends."""
+        """Note the pid that a child has sent; from now on, the pool notices when the child ends."""
         if child.pid is None:
             self._watch_exit(child, pid)
             if child.was_killed:
@@ -280,7 +282,7 @@ class Children:
 
     def kill(self, child: ChildProcess) -> None:
         """Kill a child and its process group; it is reaped when the pool notices that it has ended. A
-        child that has not sent its pid yet is killed as soon as it does.
+        child that has not sent its pid yet is killed as soon as it has sent it.
         """
         self._return_unstarted(child)
         self._take_out(child, ChildState.KILLED, _EXIT_GRACE_SECONDS)

@@ -117,7 +117,7 @@ class ForkServerLauncher:
         return pid
 
     def launch(self, own_end: socket.socket, child_end: socket.socket) -> int | None:
-        """Ask the fork server for a child; its pid arrives with its first frame."""
+        """Request a child from the fork server; the child's pid arrives in its first frame."""
         if self._control is None:
             if self.pid is not None or time.monotonic() < self._delay.not_before:
                 raise BlockingIOError("the fork server is about to be restarted")

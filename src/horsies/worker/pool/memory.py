@@ -69,7 +69,7 @@ class MemoryWatch:
         return self._looked_at + LOOK_SECONDS if self._watched else None
 
     def attend(self, now: float) -> None:
-        """Check the watched children if it is time to, and kill those above their limits."""
+        """If a check is due, check the watched children, and kill those that exceed their limits."""
         if not self._watched or now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now

@@ -112,7 +112,7 @@ class ChildPool:
         self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
         # The assignments that run or run next, by task id.
         self.busy: Mapping[str, Held] = self._assignments.busy
-        # Progress reports by task; the caller removes those that it has stored.
+        # The latest progress reports by task id; the caller removes the reports that it has stored.
         self.unstored_progress: dict[str, ProgressReport] = self._assignments.progress
 
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
@@ -131,8 +131,8 @@ class ChildPool:
             self._children.refill()
             while sum(one.state is IDLE for one in self._children.all) < wanted:
                 events = self.collect(1.0)
-                # Checked first, because a signal to the whole group may have ended children that were
-                # starting.
+                # This is checked first, because a signal to the whole process group may have ended
+                # children that were starting.
                 if should_stop():
                     self.shutdown()
                     return False
@@ -306,7 +306,7 @@ class ChildPool:
         return events
 
     def announce_stop(self) -> None:
-        """Let the running tasks see that the worker is shutting down."""
+        """Set the flag by which running tasks can see that the worker is shutting down."""
         for child in self._children.all:
             child.page.request_stop()
 
@@ -428,8 +428,8 @@ def _check_baseline(baseline_mb: float, limit_mb: int) -> None:
 
 
 def _check_file_size_limit(log_bytes: int) -> None:
-    """Check the limit on file sizes: the memory that a worker shares with a child counts as a file, so
-    with a low limit no child could start.
+    """Check the limit on file sizes. The memory that a worker shares with a child counts as a file, so no
+    child could start if the limit is too low.
     """
     needed = PAGE_BYTES + log_bytes
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]

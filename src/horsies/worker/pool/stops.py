@@ -54,7 +54,7 @@ class Stops:
         self._inbox.drain(child)
 
     def stop(self, held: Held, reason: str) -> None:
-        """Raise ``TaskStopped`` in a task, or cancel its coroutine."""
+        """Stop a task: raise ``TaskStopped`` in it, or cancel its coroutine."""
         child, task_id = held.child, held.assignment.task_id
         if not child.is_async:
             self.find_front(child)

@@ -17,8 +17,8 @@ from horsies.worker.pool.children import Children
 
 STUCK_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
-# How many checks must find a child unchanged, so that a worker that was frozen itself gives its
-# children time to continue.
+# How many checks must find a child unchanged before it counts as stuck. More than one, so that a worker
+# that was frozen itself gives its children time to continue.
 _LOOKS = 3
 
 

@@ -20,7 +20,7 @@ ENDS_MIN = 10
 # running task's typical run time.
 PATIENCE_SECONDS = 0.01
 PATIENCE_FACTOR = 4
-# The longest time that a report waits for others, to be recorded in the same turn.
+# The longest time that a report waits for further reports, so that one turn records them together.
 LINGER_SECONDS = 0.002
 
 
