@@ -412,7 +412,8 @@ class Horsies(Operations):
 
     @registers(refuse_bad_send_hook)
     def on_send(self, fn: SendHookType) -> SendHookType:
-        """Call this function before every send of this application, with an ``OutgoingTask``.
+        """Register a function that is called with an ``OutgoingTask`` before every send of this
+        application.
 
         The function may change the headers. If it raises, nothing is stored and the send returns an error.
 
@@ -438,7 +439,7 @@ class Horsies(Operations):
     def expand_module_globs(
         self, patterns: Sequence[str], exclude: Sequence[str] | None = None
     ) -> list[str]:
-        """Turn glob patterns into file paths for ``discover_tasks``; dotted names pass through."""
+        """Turn glob patterns into file paths for ``discover_tasks``; dotted names are returned unchanged."""
         return expand_module_globs(patterns, exclude)
 
     def get_discovered_task_modules(self) -> list[str]:
@@ -476,7 +477,8 @@ class Horsies(Operations):
 
     @registers(refuse_bad_hook)
     def on_child_process_start(self, fn: Hook) -> Hook:
-        """Run this function once in every worker child, after task imports and before the first task.
+        """Register a function that runs once in every worker child, after the task modules are imported
+        and before the first task.
 
         Example:
             @app.on_child_process_start
@@ -488,16 +490,16 @@ class Horsies(Operations):
 
     @registers(refuse_bad_hook)
     def on_child_process_stop(self, fn: Hook) -> Hook:
-        """Run this function in every worker child that shuts down cleanly, after its last task. Hooks
-        run in reverse order of registration. An exception is logged.
+        """Register a function that runs in every worker child that shuts down cleanly, after the child's
+        last task. Hooks run in reverse order of registration. An exception is logged.
         """
         add_once(self.hooks.stop, fn)
         return fn
 
     @registers(refuse_bad_around)
     def around_task(self, fn: Around) -> Around:
-        """Run this generator around every task in worker children; the generator registered first is the
-        outermost.
+        """Register a generator that runs around every task in worker children; the generator registered
+        first is the outermost.
 
         ``yield`` returns the task's return value, or raises its exception.
 

@@ -10,7 +10,7 @@ LINE_BYTES_MAX = 8_192
 # The largest `max_bytes` and `max_lines` that an application may configure.
 LOG_BYTES_MAX = 1 << 20
 LOG_LINES_MAX = 100_000
-# The columns are 32-bit integers.
+# The database columns are 32-bit integers.
 COUNT_MAX = 2**31 - 1
 
 

@@ -1,7 +1,7 @@
 """The task that this process is running, as its own code sees it.
 
 A child creates a ``CurrentTask`` for every attempt. Its fields arrive as one text, which is parsed on
-first use: a task that does not use them pays nothing for them.
+first use, so they cost nothing if a task does not use them.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class CurrentTask:
 
     @property
     def schedule_name(self) -> str | None:
-        """The schedule that sent the task, or None."""
+        """The name of the schedule that sent the task, or None."""
         return self._fields[11] or None
 
     @property
@@ -172,7 +172,7 @@ class CurrentTask:
 
     @property
     def workflow_id(self) -> str | None:
-        """The run in which the task is a node, or None."""
+        """The id of the workflow run in which the task is a node, or None."""
         return self._fields[9] or None
 
     @property
@@ -186,7 +186,7 @@ class CurrentTask:
         return logging.getLogger(f"horsies.task.{self.name}")
 
     def should_stop(self) -> bool:
-        """Whether the task is asked to end: it was cancelled, has exceeded its time limit, or its
+        """Whether the task should end now: it was cancelled, it has exceeded its time limit, or its
         worker is shutting down. The check takes about 0.1 µs, so a loop may make it in every iteration.
         """
         page = self._page
@@ -234,8 +234,8 @@ def _time_of(text: str) -> datetime | None:
         return None
 
 
-# One value per process: most children run one task at a time, and all of that task's threads and event
-# loops must find it.
+# There is one value per process: most children run one task at a time, and all threads and event loops of
+# that task must find it.
 _running: CurrentTask | None = None
 # The task of the running coroutine in an async child, where the process-wide value is not set.
 _running_here: ContextVar[CurrentTask | None] = ContextVar("horsies_task", default=None)

@@ -14,10 +14,11 @@ EMBEDDED_SCHEME = "embedded://"
 URL_VARIABLES = ("HORSIES_DATABASE_URL", "DATABASE_URL")
 SCHEMA_VARIABLE = "HORSIES_SCHEMA"
 DEFAULT_SCHEMA = "public"
-# Names that need no quotes in psql; PostgreSQL reserves those that begin with pg_.
+# Names that need no quotes in psql. PostgreSQL reserves names that start with pg_.
 SCHEMA_NAME = re.compile(r"(?!pg_|information_schema$)[a-z_][a-z0-9_]{0,62}")
 
-# The value of `options` in a query string, and its words; a backslash escapes the next character.
+# The value of `options` in a query string, and the words of this value; a backslash escapes the next
+# character.
 _OPTIONS = re.compile(r"[?&]options=([^&#]*)")
 _OPTION_WORD = re.compile(r"(?:\\.|[^\s\\])+", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
@@ -146,8 +147,10 @@ def search_path_in_options(options: str) -> str | None:
 
 
 def channel_prefix(schema: str) -> str:
-    """The prefix of all of a schema's channels. It is nine bytes long for any name, because a channel
-    name has at most 63 bytes.
+    """Return the prefix of all channels of a schema.
+
+    Apart from the default schema, it is nine bytes long for any name, because a channel name has at most
+    63 bytes.
     """
     if schema == DEFAULT_SCHEMA:
         return ""

@@ -104,7 +104,7 @@ class PayloadCodec(Protocol):
 
 @runtime_checkable
 class _MakesDigests(Protocol):
-    """A codec whose digests need a key."""
+    """A codec that can make keyed digests."""
 
     @property
     def key_id(self) -> str: ...

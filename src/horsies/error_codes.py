@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from enum import Enum, StrEnum
 from typing import TypeAlias
 
-# Task lists search these columns by code, so they are indexed, and an index rejects long texts.
+# Lists of tasks search these columns by code, so the columns are indexed, and an index rejects long
+# texts.
 STORED_CODE_CHARACTERS_MAX = 200
 
 _CODE_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -153,7 +154,8 @@ def error_code_text(code: BuiltInTaskCode | str | None) -> str | None:
 
 
 def column_code(code: str | None) -> str | None:
-    """Return a code as stored in the columns of tasks and attempts: a long one is cut, with an ellipsis.
+    """Return a code as it is stored in the columns of tasks and attempts: a long code is cut, with an
+    ellipsis.
 
     The stored result keeps the whole code, and retry policies compare the whole code.
     """
@@ -169,7 +171,7 @@ def resolve_exception_code(
     task_default: str | None,
     app_default: str | None,
 ) -> BuiltInTaskCode | str:
-    """Return the code that an exception stands for; the task's settings take precedence over the app's.
+    """Return the error code for an exception; the task's settings take precedence over the application's.
 
     A mapped class covers its subclasses too; among several, the nearest in the exception's MRO wins.
     """
@@ -217,7 +219,9 @@ def validate_exception_mapper(mapper: object, *, where: str = "exception_mapper"
 def reserved_code_collisions(
     mapper: Mapping[type[BaseException], str], default_code: str | None
 ) -> list[str]:
-    """Return, as sentences, the places where the user's configuration uses the name of a built-in code."""
+    """Return, as sentences, the places where the user's configuration uses the name of a built-in error
+    code.
+    """
     problems = [
         f"exception_mapper[{kind.__name__}] uses the built-in code {error_code_text(code)}"
         for kind, code in mapper.items()

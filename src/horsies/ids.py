@@ -21,7 +21,7 @@ _VARIANTS = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
 
 
 class _Sequence:
-    """This process's ids, each greater than the previous one (RFC 9562, section 6.2).
+    """The sequence of this process's ids, each greater than the previous one (RFC 9562, section 6.2).
 
     The first id of a millisecond is random. Each further id adds a random step to the last 48 bits, so
     ids cannot be guessed from each other. When the clock steps back, or the 48 bits run out, the

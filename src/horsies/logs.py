@@ -81,7 +81,8 @@ _OWN_ATTRIBUTES = {
 }
 _OTEL = "opentelemetry.trace"
 _FORCING_VARIABLES = ("HORSIES_FORCE_COLOR", "FORCE_COLOR")
-# Delete, the C1 controls, line separators and the marks that reorder text, which JSON allows unescaped.
+# The characters that JSON allows unescaped: delete, the C1 controls, line separators and the marks that
+# reorder text.
 _HIDDEN = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _HIDDEN_CHARACTERS = re.compile(f"[{_HIDDEN}\ud800-\udfff]")
 _CONTROLS = re.compile(f"[\x00-\x08\x0a-\x1f{_HIDDEN}]")
@@ -117,7 +118,7 @@ _worker_name: str | None = None
 
 
 def set_worker_name(name: str | None) -> None:
-    """Make log lines name this worker from now on."""
+    """From now on, show the name of this worker in log lines."""
     global _worker_name
     _worker_name = name
 
@@ -151,7 +152,7 @@ def _chosen(headers: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _headers_of(record: logging.LogRecord, task: CurrentTask | None) -> Mapping[str, str]:
-    """The headers of the task that a record is about."""
+    """Return the headers of the task that a record is about."""
     if task is not None:
         return _chosen(task.headers)
     if isinstance(known := getattr(record, "headers", None), dict):
@@ -270,7 +271,7 @@ def _indented(lines: str) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """One line per record, coloured by level if requested; tracebacks follow on indented lines."""
+    """Formats a record as one line, coloured by level if requested; tracebacks follow on indented lines."""
 
     def __init__(self, *, colors: bool = False) -> None:
         super().__init__(_TEXT_FORMAT, defaults={"task_label": "", "worker_label": ""})
@@ -309,7 +310,7 @@ class CaptureFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line, with the fields that a log call passed as ``extra``."""
+    """Formats a record as one JSON object per line, with the fields that a log call passed as ``extra``."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON text, passwords masked."""
@@ -331,7 +332,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _masked(value: Any) -> Any:
-    """Return a value from ``extra`` in a form that JSON can hold, without passwords."""
+    """Return a value from ``extra`` in a form that JSON can represent, without passwords."""
     match value:
         case None | bool() | int():
             return value

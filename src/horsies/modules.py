@@ -67,8 +67,8 @@ class MissingModuleFile(FileNotFoundError):
 def expand_module_globs(patterns: Sequence[str], exclude: Sequence[str] | None = None) -> list[str]:
     """Return the absolute paths of the Python files that match the patterns, each once.
 
-    `**` matches directories at any depth. Dotted module names pass through. Directories, files that do
-    not end in .py and files that do not exist are dropped. So are files that match `exclude`, by
+    `**` matches directories at any depth. Dotted module names are returned unchanged. Directories, files
+    that do not end in .py and files that do not exist are left out. So are files that match `exclude`, by
     default test files (`test_*.py`, `*_test.py`, `conftest.py`).
 
     Example:
@@ -226,7 +226,7 @@ def _already_imported(path: str, natural_name: str) -> ModuleType | None:
         module = None if name in skipped else sys.modules.get(name)
         # The object's type decides, because libraries of cffi only claim to be modules.
         if issubclass(type(module), ModuleType):
-            # Attribute access would trigger the import of a lazily loaded module.
+            # Accessing an attribute would trigger the import of a lazily loaded module.
             file = ModuleType.__getattribute__(module, "__dict__").get("__file__")
             if isinstance(file, str) and _is_same_file(file, path):
                 return module
@@ -290,7 +290,7 @@ def _load_under_own_name(path: str) -> ModuleType:
 def add_project_root() -> None:
     """Make the working directory importable, as `python -m` does.
 
-    In Python's safe-path mode it is added only if it contains a project file.
+    In Python's safe-path mode, the directory is added only if it contains a project file.
     """
     directory = os.getcwd()
     holds_project = any(os.path.isfile(os.path.join(directory, name)) for name in PROJECT_FILES)
@@ -307,7 +307,8 @@ _CIRCULAR_HELP = (
 def import_problem(entry: str, error: BaseException) -> HorsiesError:
     """Return the error for a failed import: HRS-206, or HRS-210 if the module's code raised.
 
-    A HorsiesError is returned unchanged. The cause stays attached for its traceback.
+    A HorsiesError is returned unchanged. The original exception stays attached as the cause, for its
+    traceback.
     """
     if isinstance(error, HorsiesError):
         return error

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-# Ten years; a wait without a limit has no time at all.
+# Ten years. A wait without a limit is stored without a time.
 _SECONDS_MAX = 10 * 366 * 86_400
 
 

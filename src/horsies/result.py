@@ -25,7 +25,7 @@ E_co = TypeVar("E_co", covariant=True)
 
 
 if TYPE_CHECKING:
-    _Side: TypeAlias = type  # type checkers narrow types only where isinstance is not overridden
+    _Side: TypeAlias = type  # type checkers narrow types only if isinstance is not overridden
 else:
 
     class _Side(type):
@@ -337,7 +337,8 @@ def _not_this_side(result: Result[Any, Any], member: str) -> UnwrapError:
 
 
 def _unwrap_error(result: Result[Any, Any], message: str) -> UnwrapError:
-    # A success may be the user's data, so only its type is shown; an error is meant to be read.
+    # The value of a success may be the user's data, so only its type is shown. An error is meant to be
+    # read.
     inner = result.value
     shown = repr(inner) if isinstance(result, Err) else type(inner).__name__
     error = UnwrapError(result, f"{message}: {shown}")

@@ -1,9 +1,9 @@
 """Retries: which failures are retried, and how long to wait.
 
-Everything here is pure. The producer stores the policy with the task, exception classes by name.
-`decide_retry` decides from that snapshot and from the exception's class names, which the child reports,
-so a new deployment never changes tasks that are already queued. `Backoff` spaces the retries of workers
-and schedulers while the database is unavailable.
+Everything here is pure. The producer stores the policy with the task; exception classes are stored by
+name. `decide_retry` decides from that snapshot and from the exception's class names, which the child
+reports, so a new deployment never changes tasks that are already queued. `Backoff` computes the waits of
+workers and schedulers while the database is unavailable.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ Intervals: TypeAlias = Annotated[Sequence[Seconds], AfterValidator(list)]
 
 
 class RetryPolicy(FrozenModel):
-    """When a failed task runs again.
+    """Decides when a failed task runs again.
 
     Example:
         RetryPolicy.exponential(5, max_retries=4, auto_retry_for=[ConnectionError, "GATEWAY_DOWN"])
@@ -141,7 +141,7 @@ class RetryPolicy(FrozenModel):
         auto_retry_for: Sequence[RetryRule],
         jitter: bool = True,
     ) -> Self:
-        """Retry once per interval, waiting that many seconds before each retry."""
+        """Retry once per interval, after a wait of that interval's seconds."""
         if isinstance(intervals, str) or not isinstance(intervals, Sequence):
             raise TypeError(
                 "RetryPolicy.fixed() takes a list of seconds, one per retry, such as [1, 5, 30], "
@@ -307,9 +307,9 @@ def delay_seconds(
 ) -> float:
     """Return the seconds to wait before this retry, 1 being the first.
 
-    Jitter only lengthens a wait, and by less than the next doubling adds, so exponential waits grow
-    until they reach the longest wait. The wait before jitter is capped below the longest wait, which
-    leaves room for jitter there.
+    Jitter only lengthens a wait, and by less than the next doubling adds, so exponential waits grow until
+    they reach the longest wait. The wait before jitter is capped below the longest wait, which leaves
+    room for the jitter.
     """
     number = max(retry_number, 1)
     if policy.backoff_strategy == "exponential":
@@ -409,7 +409,7 @@ def _matching_rule(policy: RetryPolicy, error_code: str | None, names: Sequence[
     rules = [rule_text(rule) for rule in policy.auto_retry_for]
     if error_code is not None and error_code in rules:
         return f"code {column_code(error_code_text(error_code))}"
-    # A program run as a script stores the classes it defines under this module name.
+    # If a program is run as a script, the classes that it defines are stored under this module name.
     scripts = tuple(rule.removeprefix(_MAIN) for rule in rules if rule.startswith(f"{_MAIN}."))
     return next((name for name in names if name in rules or name.endswith(scripts)), None)
 

@@ -1,4 +1,6 @@
-"""S3Store: large payload in a bucket of Amazon S3, or of a server with the same interface, by boto3."""
+"""S3Store: keeps large payload in a bucket of Amazon S3, or of a server with the same interface, by means
+of boto3.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class TaskStatus(StrEnum):
     PENDING = "PENDING"
     """Waiting in its queue, perhaps for a retry or a later time."""
     CLAIMED = "CLAIMED"
-    """Held by a worker, but not started."""
+    """Claimed by a worker, but not started."""
     RUNNING = "RUNNING"
     """In a child process."""
     COMPLETED = "COMPLETED"
@@ -28,7 +28,7 @@ class TaskStatus(StrEnum):
     CANCELLED = "CANCELLED"
     """Ended by a cancel."""
     EXPIRED = "EXPIRED"
-    """Not started by its ``good_until``."""
+    """The task had not started by its ``good_until``."""
 
     @property
     def is_terminal(self) -> bool:

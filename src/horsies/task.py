@@ -77,7 +77,8 @@ class TaskSendFailed(Exception):
 class TaskDecorator(Protocol):
     """The type of ``@app.task(...)``: it keeps the parameters and adds a typed send."""
 
-    # A coroutine that returns a TaskResult fits the third overload too; the first one that fits wins.
+    # A coroutine that returns a TaskResult fits the third overload too; the first overload that fits is
+    # used.
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Awaitable[TaskResult[T, TaskError]]], /
@@ -184,7 +185,7 @@ class TaskSendOptions(Generic[P, T]):
     def schedule(
         self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
-        """Store one task that becomes claimable after the delay, measured on the database's clock."""
+        """Store one task that can be claimed after the delay, which is measured on the database's clock."""
         return store_prepared(self._sender, self._sender.prepare(args, kwargs, delay_seconds))
 
     async def schedule_async(
@@ -325,7 +326,7 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The decorated function itself: it returns and raises without any checks."""
+        """The decorated function itself; calling it involves no checks."""
         batch = self.definition.batch
         return self.definition.function if batch is None else batch.function
 
@@ -403,7 +404,7 @@ def register(tasks: dict[str, AnyTask], producer: Producer, definition: TaskDefi
 
 
 class RegisteredTasks(Mapping[str, AnyTask]):
-    """The registered tasks by name: ``app.tasks["add"]``. Calling it, ``app.tasks()``, returns a copy."""
+    """The registered tasks by name: ``app.tasks["add"]``. A call, ``app.tasks()``, returns a copy."""
 
     def __init__(self, tasks: Mapping[str, AnyTask]) -> None:
         self._tasks = tasks

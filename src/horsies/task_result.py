@@ -72,7 +72,8 @@ def describe_exception(exception: BaseException) -> dict[str, str]:
 
 
 def _text_or(make: Callable[[], str], fallback: str, limit: int = _MESSAGE_CHARACTERS_MAX) -> str:
-    # User code such as __str__ runs here and may raise anything; the failure must be reported regardless.
+    # User code such as __str__ runs here and may raise any exception; the task's failure must be reported
+    # all the same.
     try:
         text = storable_text(make())
         half = limit // 2
@@ -363,8 +364,8 @@ class TaskResult(Generic[T_co, E_co]):
         if err_type is not TaskError:
             return _result_schema(_sides_schema(ok, err), _sides_schema(ok, err))
         # A failed sub-workflow's error may be passed wherever a plain TaskError is declared. The object
-        # is also a TaskError, so in Python this class is tried first; its stored text is not a
-        # TaskError's, so in JSON it is tried second.
+        # is also a TaskError, so for Python objects this class is tried first. Its stored text differs
+        # from that of a TaskError, so for JSON this class is tried second.
         child = handler.generate_schema(SubWorkflowError)
         adopted = core_schema.no_info_after_validator_function(
             adopted_error, core_schema.any_schema()

@@ -177,7 +177,7 @@ def with_carrier(options_json: str, carrier: Mapping[str, str]) -> str:
 def with_previous(options_json: str | None, traceparent: str) -> str:
     """Return stored task options that name the span of the previous attempt.
 
-    If a manual edit left other text there, the text is not changed.
+    If a manual edit has left other text in the options, the text is not changed.
     """
     try:
         options = json.loads(options_json or "{}")

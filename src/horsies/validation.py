@@ -1,4 +1,4 @@
-"""The base class of configuration models, and errors that report all mistakes in one object at once."""
+"""The base class of configuration models, and errors that report all mistakes of an object together."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def field_error(model: type[BaseModel], refused: ValidationError) -> InvalidFiel
     """Return the error for the fields that pydantic rejected: one sentence each, the first as the message."""
     sentences: dict[object, str] = {}
     for detail in refused.errors(include_url=False, include_input=False):
-        # Pydantic reports a union field once per member; the first report is enough.
+        # Pydantic reports an invalid union field once per member of the union; the first report is
+        # enough.
         sentences.setdefault(detail["loc"][:1], _field_sentence(model, detail))
     first, *others = sentences.values()
     return InvalidFieldError(first, code=ErrorCode.CONFIG_INVALID_FIELD, notes=others)

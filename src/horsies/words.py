@@ -1,4 +1,4 @@
-"""Numbers as words: durations, sizes, counts and times for logs, pages and sentences; parts of messages."""
+"""Formats durations, sizes, counts, times and names for logs, pages and sentences."""
 
 from __future__ import annotations
 

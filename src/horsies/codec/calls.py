@@ -31,7 +31,9 @@ INJECTED_NAMES = frozenset({"workflow_ctx", "workflow_meta"})
 
 
 class EncodedCall(NamedTuple):
-    """The arguments of a call as stored: a JSON list and a JSON object; and its key, if it has one."""
+    """The arguments of a call in stored form, as a JSON list and a JSON object, and the call's key, if it
+    has one.
+    """
 
     args_json: str
     kwargs_json: str
@@ -145,9 +147,9 @@ class CallSignature:
         return Ok(EncodedCall(args_json, kwargs_json))
 
     def decode_call(self, args_json: str, kwargs_json: str) -> Result[BoundCall, CodecError]:
-        """Return stored arguments in the form the function takes today.
+        """Return stored arguments in the form that the function takes today.
 
-        A call stored before a signature change is an error unless it still fits.
+        A call that was stored before a change of the signature is an error unless it still fits.
         """
         if args_json == "[]" and kwargs_json == "{}" and not self._plain_minimum:
             return Ok(BoundCall((), dict(self._absent)))
@@ -172,7 +174,9 @@ class CallSignature:
         return Ok({}) if kwargs_json == "{}" else self._keywords.decode(kwargs_json)
 
     def annotation_of(self, name: str) -> Any:
-        """Return the annotation of the parameter that takes this keyword; None if it has none."""
+        """Return the annotation of the parameter that takes this keyword; None if the parameter has no
+        annotation.
+        """
         is_own = name in self.names.spots
         return self.annotations.get(name if is_own else self.names.rest_keyword or "")
 
@@ -314,5 +318,5 @@ def _with_hint(error: CodecError, values: Iterable[Any]) -> CodecError:
 
 
 def payload_bytes(text: str) -> int:
-    """Return the size of the text in UTF-8, which is what the payload limits count."""
+    """Return the size of the text in UTF-8, which the limits of ``PayloadConfig`` apply to."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -24,10 +24,10 @@ def with_ordered_sets(value: object, text: bytes) -> bytes:
 def canonical(text: str) -> str:
     """Return JSON text written by this library with the keys of all objects sorted.
 
-    Equal values have equal canonical text, independent of the order in which dicts were filled.
+    Equal values have equal canonical text, whatever the order in which dicts were filled.
     """
     if text.count('":') < 2:
-        return text  # there is at most one key
+        return text  # the object has at most one key
     try:
         return to_json(_with_sorted_keys(from_json(text))).decode()
     except ValueError:

@@ -43,7 +43,8 @@ def find_unstorable(
 ) -> Finding | None:
     """Find the first number, time or text inside the value that JSON in PostgreSQL cannot represent.
 
-    `seen` holds the ids of containers already searched, so that shared containers are searched once.
+    `seen` contains the ids of the containers that were already searched, so that a shared container is
+    searched only once.
     """
     seen = set() if seen is None else seen
     clause = _leaf_clause(value)
@@ -165,7 +166,7 @@ def members(value: object) -> Iterator[tuple[Step, object]] | None:
         return iter(enumerate(value))
     if isinstance(value, BaseModel):
         fields, extra = type(value).model_fields, value.__pydantic_extra__ or {}
-        # A field that its author excluded is not meant to be stored.
+        # A field that the model's author has excluded is not meant to be stored.
         excluded = {name for name in fields if fields[name].exclude}
         inner = {**value.__dict__, **extra}
         return ((name, member) for name, member in inner.items() if name not in excluded)

@@ -1,4 +1,4 @@
-"""FernetCodec: the built-in encryption of payload, by the package ``cryptography``."""
+"""FernetCodec: the built-in encryption of payload, with the package ``cryptography``."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class JsonForm:
         self._dump: Callable[[Any], bytes] = functools.partial(
             adapter.serializer.to_json, by_alias=False, round_trip=True, warnings=False
         )
-        # By definition of `==`, a time in a named zone equals the same time without the zone.
+        # By the definition of `==`, a time in a named zone equals the same time without the zone.
         self._holds_times = may_hold(adapter.core_schema, ("time",))
         # The elements of sets are written in arbitrary order.
         if may_hold(adapter.core_schema, ("set", "frozenset")):
@@ -244,7 +244,9 @@ def _dump_in_order(dump: Callable[[Any], bytes], value: Any) -> bytes:
 
 
 def _is_suspect(text: str) -> bool:
-    """Return whether strict validation is not enough: NUL, long integers, surrogates in keys."""
+    """Return whether strict validation alone could miss a fault: NUL, long integers, or surrogates in
+    keys.
+    """
     return (
         len(text) > INTEGER_DIGITS_MAX
         or _ESCAPED_NUL in text

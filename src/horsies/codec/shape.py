@@ -121,8 +121,8 @@ class ListShape:
 class ObjectShape:
     """A JSON object whose members have their own annotations; any member may be omitted.
 
-    Names outside the parts belong to `rest`; if there is no `rest`, their values pass untyped and the
-    caller has to check the names.
+    Names outside the parts belong to `rest`; if there is no `rest`, their values are accepted untyped,
+    and the caller must check the names.
     """
 
     kind = "object"
@@ -218,7 +218,7 @@ def may_hold(
 
 
 def bare(annotation: Any) -> Any:
-    """Return an annotation without metadata, with type aliases replaced by what they stand for."""
+    """Return an annotation without metadata, with type aliases replaced by their values."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return bare(arguments[0])

@@ -61,7 +61,7 @@ class QueueMode(StrEnum):
 
 
 def queue_name_problem(name: str) -> str | None:
-    """Return one sentence saying why a queue cannot have this name, or None if it can."""
+    """Return one sentence that says why a queue cannot have this name, or None if it can."""
     if not _SAFE_QUEUE_NAME.fullmatch(name):
         return (
             f"the queue name {name[:100]!r} must consist of letters A-Z and a-z, digits, "
@@ -89,8 +89,9 @@ class Rate(FrozenModel):
     """The length of the period in seconds, from a millisecond to 366 days. Defaults to 1."""
 
     burst: int = Field(default=1, ge=1, le=1_000_000, strict=True)
-    """How many tasks may start at once after a pause, from 1 to 1,000,000. 1 spaces the starts evenly.
-    Defaults to 1."""
+    """How many tasks may start at once after a pause, from 1 to 1,000,000. With 1, starts are evenly
+    spaced. Defaults to 1.
+    """
 
     def __str__(self) -> str:
         return f"{self.count:,} per {self.per_seconds:g} s"
@@ -176,10 +177,12 @@ class CustomQueueConfig(FrozenModel):
 
 
 class RecoveryConfig(FrozenModel):
-    """Heartbeats, recovery of tasks from dead workers, and retention of records."""
+    """Settings for heartbeats, for the recovery of tasks from dead workers, and for the retention of
+    records.
+    """
 
     auto_requeue_stale_claimed: bool = True
-    """Return claimed tasks to their queue if their worker went silent before starting them. Defaults to
+    """Return claimed tasks to their queue if their worker went silent before it started them. Defaults to
     True.
     """
 
@@ -203,10 +206,10 @@ class RecoveryConfig(FrozenModel):
     """
 
     stop_tasks_after_silence_ms: int | None = Field(default=None, ge=1_000, le=3_600_000)
-    """Milliseconds without a successful heartbeat after which a worker kills its own running tasks,
-    from 1,000 to 3,600,000 and below both worker_lost_after_ms and the larger stale threshold, so that
-    these tasks have ended before another worker runs them again. None lets them keep running through
-    any outage. Defaults to None.
+    """Milliseconds without a successful heartbeat after which a worker kills its own running tasks, from
+    1,000 to 3,600,000 and below both worker_lost_after_ms and the larger stale threshold, so that these
+    tasks have ended before another worker runs them again. With None, tasks keep running through any
+    outage. Defaults to None.
     """
 
     check_interval_ms: int = Field(default=30_000, ge=1_000, le=600_000)
@@ -313,7 +316,7 @@ class RecoveryConfig(FrozenModel):
 
 
 class WorkerResilienceConfig(FrozenModel):
-    """What a worker does while the database is unavailable or does not respond."""
+    """Settings for the behaviour of a worker while the database is unavailable or does not respond."""
 
     db_retry_initial_ms: int = Field(default=500, ge=100, le=60_000)
     """Milliseconds before the first retry after a database error, from 100 to 60,000. Each further wait
@@ -321,8 +324,9 @@ class WorkerResilienceConfig(FrozenModel):
     """
 
     db_retry_max_ms: int = Field(default=30_000, ge=500, le=300_000)
-    """The longest wait in milliseconds, from 500 to 300,000 and not below db_retry_initial_ms.
-    Defaults to 30,000."""
+    """The longest wait between two retries in milliseconds, from 500 to 300,000 and not below
+    db_retry_initial_ms. Defaults to 30,000.
+    """
 
     db_retry_max_attempts: int = Field(default=0, ge=0, le=10_000)
     """The number of retries in a row before a worker gives up and stops, from 0 to 10,000. 0 retries
@@ -452,8 +456,8 @@ class AppConfig(FrozenModel):
     """
 
     prefetch_buffer: int = 0
-    """The number of tasks a worker may claim beyond those that its processes can run at the same time,
-    at least 0. Above 0, claim_lease_ms is required and concurrency limits become soft: they count
+    """The number of tasks that a worker may claim beyond those that its processes can run at the same
+    time, at least 0. Above 0, claim_lease_ms is required and concurrency limits become soft: they count
     running tasks only. Defaults to 0.
     """
 
@@ -491,8 +495,8 @@ class AppConfig(FrozenModel):
     exception_mapper: Annotated[ExceptionMapper, PlainValidator(_copied_mapper)] = Field(
         default_factory=dict
     )
-    """The error codes for exceptions that a task function raises, by class; a class covers its
-    subclasses too. A task's own mapper takes precedence. Defaults to {}.
+    """The error codes for exceptions that a task function raises, by class of the exception; a class
+    covers its subclasses too. A task's own mapper takes precedence. Defaults to {}.
     """
 
     default_unhandled_error_code: Annotated[str, PlainValidator(lambda value: value)] = (
@@ -510,7 +514,9 @@ class AppConfig(FrozenModel):
     """
 
     log_capture: LogCapture | None = None
-    """Keep what tasks log, for `horsies logs` and the dashboard. None keeps nothing. Defaults to None."""
+    """Keep the log lines of tasks, for `horsies logs` and the dashboard. None keeps no lines. Defaults to
+    None.
+    """
 
     log_headers: list[str] = Field(default_factory=list)
     """The headers, such as a request id, that every log line about a task shows, including the lines of
@@ -518,8 +524,9 @@ class AppConfig(FrozenModel):
     """
 
     webhooks: list[Webhook] = Field(default_factory=list)
-    """The addresses that get a request when tasks or runs end; see [webhooks](webhooks.md). Defaults to
-    []."""
+    """The webhooks, which send a request to an address when tasks or runs end; see
+    [webhooks](webhooks.md). Defaults to [].
+    """
 
     resend_on_transient_err: bool = False
     """Repeat a send up to three times after a transient database error, before the error is returned.
@@ -528,7 +535,7 @@ class AppConfig(FrozenModel):
 
     @property
     def hard_cap_mode(self) -> bool:
-        """Whether claimed tasks count against concurrency limits like running ones."""
+        """Whether claimed tasks count against concurrency limits in the same way as running tasks."""
         return self.prefetch_buffer == 0
 
     @property

@@ -1,7 +1,7 @@
 """The configuration for a command that has only a URL: the defaults of `PostgresConfig`, without pydantic.
 
-Loading pydantic takes 100 ms of processor time, twice as much as everything else an operator's command
-does.
+The import of pydantic takes 100 ms of processor time, twice as much as everything else that an operator's
+command does.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DefaultPostgresConfig:
 def default_config(database_url: str | None) -> DefaultPostgresConfig | None:
     """Return the configuration for this URL or, without one, from the environment; None if it is not valid.
 
-    `PostgresConfig.from_env` reads the same variables and reports what is wrong.
+    `PostgresConfig.from_env` reads the same variables and reports all mistakes.
     """
     found = (os.environ.get(name, "").strip() for name in URL_VARIABLES)
     url = next(filter(None, found), "") if database_url is None else database_url

@@ -48,7 +48,9 @@ def _schema_rule(given: str) -> str:
 
 
 def _first_schema(search_path: str) -> str:
-    """The schema that a search_path most likely means, for use in a message; "..." if there is none."""
+    """Return the schema that a search_path most likely means, for use in a message; "..." if there is
+    none.
+    """
     first = search_path.split(",")[0].strip().strip('"')
     return first if SCHEMA_NAME.fullmatch(first) else "..."
 
@@ -137,7 +139,7 @@ class PostgresConfig(FrozenModel):
 
     worker_pool_size: int | None = 3
     """Connections that a worker's parent process keeps open for application code that sends tasks or
-    reads results there, such as a module's thread, at least 1. The worker itself does not use them: it
+    reads results there, such as a thread of a module, at least 1. The worker itself does not use them: it
     has its own connections. None means pool_size. Defaults to 3.
     """
 
@@ -160,8 +162,8 @@ class PostgresConfig(FrozenModel):
     """Test a child's connection before use. Defaults to True."""
 
     tcp_keepalives: bool = True
-    """Let the operating system probe idle connections, to detect a lost server or a firewall that
-    drops packets. The three settings below only apply when this is on. Defaults to True.
+    """Let the operating system probe idle connections, to detect a lost server or a firewall that drops
+    packets. The next three settings only apply if this is on. Defaults to True.
     """
 
     tcp_keepalives_idle: int = 30

@@ -33,7 +33,7 @@ class KeyedWorkflow(Protocol):
     """A workflow definition class; the configuration needs only its key."""
 
     def own_key(self) -> str | None:
-        """Return the key the class declares, if any."""
+        """Return the key that the class declares, if it declares one."""
 
 
 # The module of workflows is in a layer above the configuration, which only stores the class and reads its
@@ -73,11 +73,12 @@ class Schedule(FrozenModel):
     """
 
     start_at: datetime | None = None
-    """The earliest slot, in the years 2 to 9000; intervals count from it. Needs a time zone.
-    Defaults to None."""
+    """The earliest possible slot, in the years 2 to 9000; intervals count from this time. Needs a time
+    zone. Defaults to None.
+    """
 
     end_at: datetime | None = None
-    """No slot is later than this. Needs a time zone. Defaults to None."""
+    """The latest possible slot. Needs a time zone. Defaults to None."""
 
     jitter_seconds: float = Field(default=0, ge=0, le=86_400)
     """The longest delay, in seconds, of a slot's task or run, from 0 to 86,400. Each slot has its own
@@ -129,7 +130,8 @@ class Schedule(FrozenModel):
 def _bound_problem(name: str, at: datetime) -> str | None:
     if at.utcoffset() is None:
         return f"{name} has no time zone; write datetime(..., tzinfo=UTC)"
-    # Compared without conversion: near the ends of the calendar a time cannot be converted to UTC.
+    # The times are compared without conversion, because times near the ends of the calendar cannot be
+    # converted to UTC.
     if not _EARLIEST <= at <= _LATEST[name]:
         return f"{name} must be in the years 2 to {_LATEST[name].year}, counted in UTC"
     return None
@@ -224,8 +226,8 @@ class ScheduleConfig(FrozenModel):
     """The schedules, with unique names. `app.schedules` adds more at run time. Defaults to []."""
 
     check_interval_seconds: int = Field(default=1, ge=1, le=60)
-    """The longest sleep of a scheduler in seconds, from 1 to 60. Whatever the value, it wakes up in time
-    for each slot. Defaults to 1.
+    """The longest sleep of a scheduler in seconds, from 1 to 60. It always wakes up in time for the next
+    slot. Defaults to 1.
     """
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """The configuration of webhooks: which events are sent, where to, and how they are signed.
 
-Nothing here connects. A wrong value is rejected when the object is built, in one sentence that never
-shows the address or a secret.
+Nothing here connects. A wrong value is rejected when the object is built; the error is one sentence,
+which never shows the address or a secret.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TASK_EVENTS = tuple(one for one in get_args(WebhookEvent) if one.startswith("ta
 _CLOUD_ADDRESSES = frozenset({ip_address("168.63.129.16")})
 # Networks of IPv6 addresses whose last 32 bits contain the IPv4 address to which they lead.
 _TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("::ffff:0:0:0/96"), IPv6Network("::/96"))
-# The only part of IPv6 whose addresses are reachable from everywhere.
+# The only range of IPv6 with addresses that are reachable from everywhere.
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 
 
@@ -77,8 +77,9 @@ class Webhook(FrozenModel):
     """
 
     body: Literal["json", "slack"] = "json"
-    """`json` sends the event as an object; `slack` sends one sentence in the form that incoming webhooks of
-    Slack and compatible services take. Defaults to `json`."""
+    """`json` sends the event as an object; `slack` sends one sentence in the form that incoming webhooks
+    of Slack and compatible services expect. Defaults to `json`.
+    """
 
     task_names: list[str] | None = Field(default=None, min_length=1)
     """Deliver the `task.` events of these tasks only. None delivers those of all tasks. Defaults to None."""
@@ -90,7 +91,9 @@ class Webhook(FrozenModel):
     """Seconds that a receiver may take to accept a delivery, from 0.1 to 300. Defaults to 10."""
 
     max_retries: int = Field(default=36, ge=1, le=1_000, strict=True)
-    """How many times a delivery is tried again, from 1 to 1,000. Defaults to 36, which is about a day."""
+    """How many times a failed delivery is tried again, from 1 to 1,000. Defaults to 36, which takes about
+    a day.
+    """
 
     retry_seconds: float = Field(default=5.0, ge=0.001, le=3_600.0)
     """Seconds before the first retry, from 0.001 to 3,600. Each further wait is twice as long, up to an hour.
@@ -163,8 +166,9 @@ def _key_of(secret: str) -> bytes:
 
 
 def url_problem(url: str, *, allow_private: bool) -> str | None:
-    """Return the rest of a sentence that begins with "url", or None. The address is not shown: its path may
-    be a secret.
+    """Return a problem of the address as the rest of a sentence that starts with "url", or None.
+
+    The sentence does not show the address, whose path may be a secret.
     """
     try:
         parts = urlsplit(url)

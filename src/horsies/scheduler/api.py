@@ -214,7 +214,7 @@ class Schedules:
         return await self._read_async(next_script(name, count))
 
     def runs(self, name: str, limit: int = 20) -> BrokerResult[Runs]:
-        """Return the newest tasks or workflow runs of a schedule that retention has not deleted yet."""
+        """Return the newest of a schedule's tasks or workflow runs that retention has not deleted yet."""
         return self._read(runs_script(name, limit))
 
     async def runs_async(self, name: str, limit: int = 20) -> BrokerResult[Runs]:

@@ -168,7 +168,7 @@ def _find_workflow(schedule: WorkflowSchedule) -> AnyDefinition:
 
 
 def definition_json(entry: Entry) -> str:
-    """Return a whole schedule as the JSON text to store when it is added at run time."""
+    """Return a whole schedule as JSON text, which is stored when the schedule is added at run time."""
     schedule, target = entry.schedule, entry.target
     fields = schedule.model_dump(mode="json", exclude=_STORED_APART, exclude_defaults=True)
     fields["pattern"] = schedule.pattern.model_dump(mode="json")

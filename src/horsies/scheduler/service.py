@@ -53,9 +53,9 @@ class SchedulerGaveUpError(Exception):
 class Scheduler:
     """Serves one application's schedules on its own connection.
 
-    ``owner`` names the application in the database; ``connect`` opens the connection; ``app`` builds
-    the workflows of schedules that start one. A scheduler that ``is_in_worker`` waits when its login is
-    rejected after a reconnect, because the worker decides when to give up.
+    ``owner`` names the application in the database; ``connect`` opens the connection; ``app`` builds the
+    workflows of schedules that start one. If ``is_in_worker``, the scheduler keeps waiting when its login
+    is rejected after a reconnect, because the worker decides when to give up.
     """
 
     def __init__(
@@ -97,7 +97,9 @@ class Scheduler:
         return self._next_at
 
     def wake(self) -> None:
-        """Tick on the next step, because a schedule has changed; a reconnect keeps its backoff."""
+        """Tick on the next step, because a schedule has changed. Before a reconnect, the backoff still
+        applies.
+        """
         if self._pipeline is not None:
             self._next_at = 0.0
 

@@ -222,7 +222,8 @@ def _codes_in_modules(wanted: set[str], tasks: Iterable[TaskDefinition]) -> set[
 
 def _texts(value: object, *, in_class: bool = False) -> Iterator[str]:
     """Yield the string of a constant, or the strings that a function or class contains."""
-    # isinstance() reads __class__, which a proxy such as Flask's `request` raises on outside its context.
+    # isinstance() reads __class__, and a proxy such as Flask's `request` raises an exception for that
+    # outside its context.
     kind = type(value)
     if issubclass(kind, str):
         yield str(value)

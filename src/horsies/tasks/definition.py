@@ -48,7 +48,7 @@ LONGEST_RUN = timedelta(days=3650)
 TIMEOUT_PROBLEM = "timeout_ms must be a whole number of milliseconds from 100 to 2,147,483,647"
 MEMORY_LIMITS_MB = range(1, 2**24)
 RESERVED_PREFIX = "horsies."
-# The tasks that deliver the events of webhooks, each followed by the webhook's name.
+# The prefix of the names of tasks that deliver the events of webhooks; the webhook's name follows.
 WEBHOOK_PREFIX = f"{RESERVED_PREFIX}webhook."
 FINDINGS_TASK = f"{RESERVED_PREFIX}findings"
 
@@ -68,7 +68,7 @@ class DurableTraits:
 
     @property
     def deadline_seconds(self) -> float | None:
-        """The deadline as seconds."""
+        """The deadline in seconds."""
         given = self.deadline
         return given.total_seconds() if isinstance(given, timedelta) else given
 
@@ -110,7 +110,9 @@ class TaskDefinition:
 
 @dataclass(frozen=True, slots=True)
 class DecoratorOptions:
-    """The unchecked arguments of ``@app.task(...)`` or ``@app.durable(...)`` besides the name."""
+    """The arguments of ``@app.task(...)`` or ``@app.durable(...)``, apart from the name, before they are
+    checked.
+    """
 
     queue_name: str | None
     retry_policy: RetryPolicy | None
@@ -211,10 +213,10 @@ def versioned_name(function: Any, name: object, version: object) -> Any:
 
 
 def is_decorated(given: object) -> bool:
-    """Return whether this value was decorated without parentheses, rather than passed as the first
-    argument.
+    """Return whether this value is an object that was decorated without parentheses, and not a first
+    argument of the decorator.
 
-    A classmethod or property cannot be called but can be bound to an object.
+    A classmethod or property cannot be called, but it can be bound to an object.
     """
     return callable(given) or hasattr(given, "__get__")
 

@@ -1,7 +1,7 @@
-"""TaskHandle: wait for a task's result, read its state, cancel it.
+"""TaskHandle: waits for a task's result, reads the task's state, cancels the task.
 
-Only ``result`` raises; ``get`` reports a missing result with a retrieval code. ``info`` and
-``cancel`` work for any task id.
+Only ``result`` raises; ``get`` reports a missing result with a retrieval code. ``info`` and ``cancel``
+work for any task id.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class TaskInfo(TaskColumns):
     """The stored state of a task; ``max_retries`` is None for a policy without a limit."""
 
     result: TaskResult[Any, TaskError] | None = None
-    """The outcome, if ``include_result`` was passed and the task has ended."""
+    """The outcome of the task, if ``include_result`` was passed and the task has ended."""
     failed_reason: str | None = None
     """The reason why an attempt was lost, such as the exit code of its process, if
     ``include_failed_reason`` was passed.
     """
     attempts: list[TaskAttemptInfo] | None = None
-    """The finished attempts, newest first, if ``include_attempts`` was passed."""
+    """The finished attempts of the task, newest first, if ``include_attempts`` was passed."""
     progress: TaskProgress | None = None
     """The latest progress that the task reported."""
 
@@ -153,7 +153,7 @@ class TaskCancelled:
     task_id: str
     """The id of the cancelled task."""
     was_status: TaskStatus
-    """The status before the cancel; a RUNNING task is stopped by its worker."""
+    """The task's status before the cancellation; a RUNNING task is stopped by its worker."""
 
 
 def info_script(
@@ -365,8 +365,8 @@ class TaskHandle(Generic[T]):
     def result(self, timeout_ms: int | None = None) -> T:
         """Wait like ``get`` and return the task's value, or raise.
 
-        TaskFailed: the task failed, expired or was cancelled. ResultTimeout, a TimeoutError: it has not
-        ended in time. ResultUnavailable: its result could not be read.
+        TaskFailed: the task failed, expired or was cancelled. ResultTimeout, a TimeoutError: the task has
+        not ended in time. ResultUnavailable: the task's result could not be read.
         """
         return value_or_raise(self.task_id, self.get(timeout_ms))
 
@@ -509,7 +509,7 @@ def _cancel_script(
 def action_result(
     task_id: str, done: BrokerResult[Result[T, TaskActionError]]
 ) -> Result[T, TaskActionError]:
-    """Return the answer from an action's script, or the failure of the broker that ran it."""
+    """Return the answer of an action's script, or the failure of the broker that ran the script."""
     return Err(_action_failed(task_id, done.value)) if isinstance(done, Err) else done.value
 
 

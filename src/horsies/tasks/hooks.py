@@ -1,4 +1,5 @@
-"""The application's task hooks: checks of the hooks, and the generators that wrap each call.
+"""The application's task hooks: checks of the hook functions, and the generators that wrap each call of a
+task.
 
 An ``around_task`` generator receives the running task and yields once where the task is called;
 ``yield`` returns the task's result or raises its exception.
@@ -213,7 +214,7 @@ class _Around:
             await self._refuse_second_yield()
 
     async def _step(self, method: str, argument: object) -> bool:
-        """Resume the generator; True if it yielded, False if it has finished."""
+        """Resume the hook's generator; True if it yielded, False if it has finished."""
         try:
             if self.is_async:
                 await getattr(self._generator, f"a{method}")(argument)

@@ -131,8 +131,8 @@ def call_function(
     kwargs: Mapping[str, Any],
     clean_up: Callable[[], None] = _do_nothing,
 ) -> TaskResult[Any, TaskError] | TaskError:
-    """Call the task function, then `clean_up`. Return its unchecked result, or an error if it raised or
-    should have returned a TaskResult. Raises only TaskStopped and KeyboardInterrupt.
+    """Call the task function, then `clean_up`. Return its unchecked result; or an error if the function
+    raised, or should have returned a TaskResult. Raises only TaskStopped and KeyboardInterrupt.
     """
     try:
         value = definition.function(*args, **kwargs)
@@ -274,7 +274,7 @@ _kept_loops: dict[int, _KeptLoop] = {}
 def mismatch_error(
     definition: TaskDefinition, value: TaskResult[Any, Any], problem: CodecError
 ) -> TaskError:
-    """The error for a result that does not fit its task function's annotation."""
+    """Return the error for a result that does not fit its task function's annotation."""
     results = definition.results
     if definition.is_plain:
         fault = _plain_fault(value.ok, results.ok_text, problem)

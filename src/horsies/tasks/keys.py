@@ -35,7 +35,7 @@ def lane_of(queue_name: str, key: str) -> Lane:
 
 
 def lane_key_problem(key: object, source: str = "key") -> str | None:
-    """Return why a value cannot be a key, or None; `source` says where it comes from."""
+    """Return the reason why a value cannot be a key, or None; `source` says where the value comes from."""
     if not isinstance(key, str):
         return f"{source} must be a text, not {type(key).__name__}"
     if not 1 <= len(key) <= LANE_KEY_LENGTH_MAX:
@@ -46,7 +46,9 @@ def lane_key_problem(key: object, source: str = "key") -> str | None:
 
 
 def key_of_task(name: str) -> str:
-    """Return the key of a task that has a rate, or batches and no other key: all of its calls share it."""
+    """Return the key of a task that has a rate, or batches, but no other key. All calls of the task share
+    this key.
+    """
     return f"task:{name}"
 
 

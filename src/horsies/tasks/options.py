@@ -21,7 +21,7 @@ from horsies.validation import SECONDS_MAX
 KEY_LENGTH_MAX = 255
 HEADERS_BYTES_MAX = 8_192
 DELAY_SECONDS_MAX = SECONDS_MAX
-# A thousand years, because PostgreSQL before version 17 has no infinite interval.
+# A thousand years stand for no limit, because PostgreSQL before version 17 has no infinite interval.
 KEPT_FOREVER_SECONDS = 1_000 * 366 * 86_400.0
 
 # Limits the length of names in messages, because callers may pass anything.
@@ -120,9 +120,10 @@ def send_options(keywords: Mapping[str, Any]) -> SendOptions:
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """The options that a task is stored with, in its column ``task_options``.
+    """The options with which a task is stored, in the column ``task_options``.
 
-    They alone decide its retries, even after a deployment that changed the policy of its function.
+    They alone decide about the task's retries, even after a deployment that has changed the policy of its
+    function.
 
     Example:
         TaskOptions.from_json(row["task_options"]).headers
@@ -221,7 +222,9 @@ def with_overrides(
 
 
 def retention_seconds(config: AppConfig, queue_name: str, options: SendOptions) -> float | None:
-    """Return how long this task is kept after it ends: the send's retention, or else the queue's."""
+    """Return how long this task is kept after it has ended: the retention of the send, or else of the
+    queue.
+    """
     if options.retention is not None:
         return options.retention.total_seconds()
     by_queue = config.recovery.queue_retention
@@ -236,7 +239,9 @@ def encode_options(
     good_until: datetime | None,
     headers: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the options stored with the row; they alone determine its retries, even after a deployment."""
+    """Return the options to store with the row; they alone decide about its retries, even after a
+    deployment.
+    """
     policy = definition.retry_policy
     if policy is None and good_until is None and not headers and not definition.burst:
         return _EMPTY_ASYNC if definition.may_share_process else _EMPTY
@@ -364,7 +369,7 @@ def with_inherited(headers: Mapping[str, str] | None) -> Mapping[str, str]:
 
 
 def headers_problem(headers: object) -> str | None:
-    """Return why these headers cannot be stored, or None."""
+    """Return the reason why these headers cannot be stored, or None."""
     if not isinstance(headers, Mapping):
         return f"headers must be a dictionary of texts, not {type(headers).__name__}"
     try:
@@ -391,7 +396,7 @@ def headers_problem(headers: object) -> str | None:
 
 
 def timestamp_problem(timestamp: object) -> str | None:
-    """Return why a value cannot be stored as a point in time, or None."""
+    """Return the reason why a value cannot be stored as a point in time, or None."""
     if not isinstance(timestamp, datetime):
         return "is not a datetime"
     try:

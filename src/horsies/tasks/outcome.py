@@ -399,7 +399,7 @@ def _decide(
 
 
 def logging_steps(outcomes: Sequence[Outcome]) -> list[Step]:
-    """Return the statement that stores what these attempts have logged, if any has."""
+    """Return the statement that stores the logs of these attempts, if there are any."""
     rows = [
         (one.task_id, one.generation, one.attempt, *one.log)
         for one in outcomes

@@ -76,7 +76,7 @@ _actor: ContextVar[Actor | None] = ContextVar("horsies_actor", default=None)
 
 @contextmanager
 def acting_as(name: str, source: Source = "program") -> Iterator[None]:
-    """Record the changes inside the with block under this name.
+    """Record the changes that are made inside the with block under this name.
 
     Outside such a block, a change is recorded under the process's operating-system user and host.
 
@@ -153,7 +153,7 @@ def log_action(action: Action, actor: Actor, outcome: str, detail: str | None) -
 
 
 class _Recorded:
-    """One change: its record inside the transaction, and its log line afterwards."""
+    """One change of a person: it is recorded inside the transaction, and logged afterwards."""
 
     def __init__(self, action: Action, actor: Actor) -> None:
         if not isinstance(action.reason, str | None):

@@ -43,7 +43,7 @@ from horsies.tasks.outcome import locking_steps, outcome_of_loss, recording_step
 
 logger = logging.getLogger("horsies.recover")
 
-# The outcome of a recovered task, by the kind of row its statement returned.
+# The outcome of a recovered task, by the kind of row that the statement returned.
 _OUTCOMES: dict[type, str] = {
     TaskId: "it is back in its queue",
     CleanedRun: "it was cancelled and continues with its clean-up",

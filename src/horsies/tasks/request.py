@@ -105,7 +105,7 @@ class TaskSendPayload:
     debounce: Debounce | None = None
     """The option ``debounce``."""
     key: str | None = None
-    """The key by which limits and fair sharing count the task."""
+    """The task's key, by which limits and the turns of keys count the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Request(NamedTuple):
 
     @property
     def payload(self) -> TaskSendPayload:
-        """Return the request in the form that a failed send's error carries."""
+        """Return the request in the form that the error of a failed send contains."""
         row = self.row
         return TaskSendPayload(
             **{name: getattr(row, name) for name in _SHARED_COLUMNS},
@@ -252,7 +252,7 @@ _UNORDERED = ("priority", "at", "delay", "debounce")
 
 
 def fifo_problem(config: AppConfig, queue_name: str, option: str) -> str | None:
-    """Return why a send with a key cannot choose its place in this queue, or None."""
+    """Return the reason why a send with a key cannot choose its place in this queue, or None."""
     for queue in config.queues():
         if queue.name == queue_name and queue.per_key and queue.per_key.order == "fifo":
             return (

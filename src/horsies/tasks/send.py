@@ -1,8 +1,8 @@
 """Sending: insert PENDING rows for valid requests and return handles.
 
-A send has two steps. ``Sender`` checks the request and returns a ``PreparedSend``; ``store_prepared``
-and ``store_prepared_async`` run its script through the broker. The conflict rules are in the scripts.
-Nothing here raises for operational reasons.
+A send has two steps. ``Sender`` checks the request and returns a ``PreparedSend``; ``store_prepared`` and
+``store_prepared_async`` run its script through the broker. The scripts contain the rules for conflicts.
+No function of this module raises for operational reasons.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class TaskCall(Generic[T_co]):
 
 
 class PreparedSend(NamedTuple):
-    """A checked send, and the broker that will store its task."""
+    """A send that has been checked, and the broker that will store its task."""
 
     broker: PostgresBroker
     request: Request
@@ -293,7 +293,7 @@ class Sender:
     def prepare_retry(
         self, error: TaskSendError, *, scheduled: bool | None
     ) -> TaskSendResult[PreparedSend]:
-        """Replay a failed send with the same id and fingerprint: the task is stored at most once."""
+        """Repeat a failed send with the same id and fingerprint, so that the task is stored at most once."""
         if self.producer.are_sends_suppressed():
             return Err(suppressed())
         config = self.producer.config
@@ -337,8 +337,8 @@ def insert_script(row: InsertTask, known_shas: tuple[str, ...] = ()) -> Script[s
         inserted = yield insert_task, row
         if inserted:
             return row.id
-        # A key that is unique only for a time may belong to a later task by now, so look up this task's
-        # id first.
+        # A key that is unique only for a time may now belong to a later task, so this task's id is looked
+        # up first.
         if row.unique_key is not None and (found := (yield find_sent_tasks([row.id]))):
             return _same_request(row.id, found[0].enqueue_sha, row.enqueue_sha)
         if row.idempotency_sha is not None:

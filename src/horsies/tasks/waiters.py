@@ -296,7 +296,9 @@ class Waiters:
             return True
 
     def _begin_round(self) -> set[_Key]:
-        """Return the ids watched since the last round; any added from here on belong to the next round."""
+        """Return the ids that were added since the last round; ids added from now on belong to the next
+        round.
+        """
         with self._lock:
             self._round += 1
             fresh, self._fresh = self._fresh, set()
@@ -416,7 +418,7 @@ class Waiters:
             _fail(waiter.future, error)
 
 
-# Weak references, because an instance ends with its broker.
+# Weak references, so that an instance can be deleted together with its broker.
 _instances: weakref.WeakSet[Waiters] = weakref.WeakSet()
 
 
@@ -442,7 +444,7 @@ def is_loop_running() -> bool:
 
 
 def warn_of_nested_wait(task_id: str) -> None:
-    """Log, once per waiting task, that its child process cannot run other tasks in the meantime."""
+    """Log, once per waiting task, that its child process cannot run other tasks while it waits."""
     running = running_task()
     if running is not None and running.name not in _reported:
         _reported.add(running.name)
@@ -525,8 +527,8 @@ def _sleep(listener: Listener, wakened: socket.socket, wake_at: float) -> None:
 
 
 def _receive(listener: Listener, *, at_once: bool) -> Received:
-    """Receive notifications; reconnect ``at_once`` for new waiters, and after a lost connection before
-    any waiter fails.
+    """Receive notifications; reconnect immediately (``at_once``) for new waiters, and after a lost
+    connection before any waiter fails.
     """
     was_connected = listener.connection is not None
     received = listener.receive(at_once=at_once)

@@ -96,7 +96,7 @@ async def watch_async(
 
 
 class _Changes(Generic[Info]):
-    """Decides which of the states read are yielded, and how long to wait for the next one."""
+    """Decides which of the states that were read are yielded, and how long to wait for the next read."""
 
     def __init__(self, task_id: str, timeout_ms: int | None) -> None:
         if problem := timeout_problem(timeout_ms):

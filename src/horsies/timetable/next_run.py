@@ -89,7 +89,7 @@ def next_run(
     start = wall_before
     if timetable.is_periodic:
         early, late = _instants(wall_before, zone)
-        # In the first pass of a repeated time: continue where the second pass begins.
+        # During the first pass of a repeated time, continue at the start of the second pass.
         if early == after:
             start -= late - early
     second_pass: datetime | None = None

@@ -58,7 +58,8 @@ class _Pattern(FrozenModel):
 
 
 class IntervalSchedule(_Pattern):
-    """Fires when the sum of its fields has passed since the previous slot; ignores time zones.
+    """Fires when the time given by the sum of its fields has passed since the previous slot; ignores time
+    zones.
 
     Example:
         IntervalSchedule(minutes=1, seconds=30)
@@ -186,7 +187,7 @@ class ByWeekday(FrozenModel):
 
 
 class EitherDay(FrozenModel):
-    """Days that match the month day or the weekday, as classic cron reads two restricted fields."""
+    """Days that match the month day or the weekday, which is how classic cron reads two restricted fields."""
 
     kind: Literal["either_day"] = "either_day"
     """Marks the kind of selector in stored JSON."""
@@ -241,8 +242,8 @@ class CronSchedule(_Pattern):
     def parse(cls, expression: str, *, days: Choice | None = None) -> CronSchedule:
         """Read a classic expression of five fields: minute, hour, day of month, month, day of week.
 
-        When both day fields are restricted, ``days`` decides whether a day has to match ``"either"``
-        of them, as in cron, or ``"both"``. Raises HRS-205 for an invalid expression.
+        If both day fields are restricted, ``days`` decides whether a day must match ``"either"`` of them,
+        as in cron, or ``"both"``. Raises HRS-205 for an invalid expression.
 
         Example:
             CronSchedule.parse("15 */4 * * *")

@@ -78,7 +78,7 @@ class CronValues(FrozenModel):
 
 
 class CronRange(FrozenModel):
-    """From start to end, both included: `CronRange(start=9, end=17)`."""
+    """All values from start to end, both included: `CronRange(start=9, end=17)`."""
 
     kind: Literal["range"] = "range"
     """Marks the kind of term in stored JSON."""
@@ -100,7 +100,7 @@ class CronEnumValues(FrozenModel, Generic[E]):
 
 
 class CronEnumRange(FrozenModel, Generic[E]):
-    """From start to end, both included: `CronEnumRange(start=Month.MARCH, end=Month.MAY)`."""
+    """All values from start to end, both included: `CronEnumRange(start=Month.MARCH, end=Month.MAY)`."""
 
     kind: Literal["enum_range"] = "enum_range"
     """Marks the kind of term in stored JSON."""
