@@ -81,7 +81,7 @@ class Scheduler:
         self._refused = Refused()
         self._has_started = False
         self._is_lost = False
-        # Whether this connection was already open at the last refresh.
+        # Whether the current connection was already open at the last refresh.
         self._has_refreshed = False
         self._refresh_at = 0.0
         self._ticked_at = 0.0
@@ -104,7 +104,7 @@ class Scheduler:
             self._next_at = 0.0
 
     def step(self) -> None:
-        """Tick if it is time; a database error only delays the next tick."""
+        """Tick if a tick is due; a database error only delays the next tick."""
         if time.monotonic() < self._next_at:
             return
         try:
@@ -257,7 +257,7 @@ class SchedulerThread:
 
     def ask_to_stop(self) -> None:
         """Make the scheduler stop after the current step; safe to call in a signal handler."""
-        with suppress(OSError):  # the thread has ended already
+        with suppress(OSError):  # the thread has already ended
             self._stop_sender.send(b"!")
 
     def stop(self) -> None:

@@ -50,7 +50,8 @@ class RunPlan:
 
 
 Work: TypeAlias = InsertTask | RunPlan
-# A target makes the task or run with a given id and time, or returns the reason why it cannot.
+# The target of a schedule. It makes a task or run with a given id and time, or returns the reason why it
+# cannot.
 Target: TypeAlias = "TaskTarget | WorkflowTarget"
 
 
@@ -61,9 +62,9 @@ def work_for_slot(target: Target, slot: datetime) -> Result[Work, str]:
 
 
 def traced_work(target: Target, work: Work) -> tuple[Work, Sending | None]:
-    """Return the work with the context of a new root span if the application uses tracing.
+    """Return the task or run with the context of a new root span if the application uses tracing.
 
-    The caller ends the span once the work is stored.
+    The caller ends the span once the task or run is stored.
     """
     tracing = work.tracing if isinstance(work, RunPlan) else None
     if isinstance(target, TaskTarget):
@@ -209,7 +210,7 @@ class WorkflowTarget:
         return cls(schedule, definition, signature, kwargs_json, app)
 
     def build(self, scheduled_for: datetime) -> WorkflowSpec[Any]:
-        """Build the specification; exceptions from the definition propagate."""
+        """Build the specification; exceptions raised by the definition propagate."""
         if self.signature is None:
             return self.definition.build(self.app)
         kwargs = self.signature.decode_keywords(self.kwargs_json).unwrap()

@@ -1,8 +1,9 @@
 """One tick: read due schedules, decide, and write tasks, runs and new states in one statement.
 
-Between the read and the write no row is locked and no transaction is open, so a scheduler that is frozen
-or killed at any time blocks no other. The statement skips a schedule that has changed since the read, and
-otherwise inserts all of its tasks and runs. Schedulers that make the same decision produce one set of rows.
+Between the read and the write, no row is locked and no transaction is open. So a scheduler that is frozen
+or killed at any time does not block other schedulers. The statement skips a schedule that has changed
+since the read; for any other schedule, it inserts all tasks and runs. Schedulers that make the same
+decision produce one set of rows.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """The schedules that fired, and the seconds until the next slot, or None if no slot follows."""
+    """The schedules that fired, and the seconds until the next slot; None if no slot follows."""
 
     fired: Sequence[Decided]
     seconds_until_next: float | None

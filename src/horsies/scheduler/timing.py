@@ -88,7 +88,9 @@ def config_hash(timing: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When a schedule is due. All times are in UTC; None as a slot means never again."""
+    """Computes when a schedule is due. All times are in UTC; None in place of a slot means that no slot
+    follows.
+    """
 
     timetable: Timetable | timedelta
     zone: ZoneInfo
