@@ -163,7 +163,7 @@ class Keeper(Protocol):
 
 
 class Plain(str):
-    """A text that is stored readable although it is payload, because the database reads it."""
+    """A text that is stored in readable form although it is payload, because the database reads it."""
 
     __slots__ = ()
 

@@ -141,7 +141,7 @@ class RetryPolicy(FrozenModel):
         auto_retry_for: Sequence[RetryRule],
         jitter: bool = True,
     ) -> Self:
-        """Retry once per interval, after a wait of that interval's seconds."""
+        """Retry once per interval, after a wait of this many seconds."""
         if isinstance(intervals, str) or not isinstance(intervals, Sequence):
             raise TypeError(
                 "RetryPolicy.fixed() takes a list of seconds, one per retry, such as [1, 5, 30], "

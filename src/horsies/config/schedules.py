@@ -183,8 +183,8 @@ class TaskSchedule(Schedule):
 class WorkflowSchedule(Schedule):
     """A workflow that is started at every slot.
 
-    If the definition's nodes are tasks of the application, it can only exist after the application. The
-    configuration then names the definition by its ``definition_key``.
+    If the definition's nodes are tasks of the application, it can be created only after the application.
+    The configuration then names the definition by its ``definition_key``.
 
     Example:
         WorkflowSchedule(

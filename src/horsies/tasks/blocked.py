@@ -1,10 +1,10 @@
 """Blocked tasks and runs, whose next change the database refuses: how they are found and tried again.
 
 A data error concerns single rows (see ``db/errors.py``), and so does a row that another session has
-locked. After such an error in a batch, every task or run gets its own transaction. So it does if the same
-kind of batch has failed several times in a row with a transient error, such as a time limit. The task or
-run that causes the error is logged once, recorded for operators, skipped, and tried again after a delay
-that doubles from a second to five minutes.
+locked. After such an error in a batch, every task or run gets its own transaction. The same happens if
+one kind of batch has failed several times in a row with a transient error, such as a time limit. The task
+or run that causes the error is logged once, recorded for operators, skipped, and tried again after a
+delay that doubles from a second to five minutes.
 
 If the database refuses every task with the same error, the tasks are not the cause: a single log line
 blames the database.
@@ -84,7 +84,7 @@ class Failures:
     def __init__(self) -> None:
         self.patience = PATIENCE
         self._counts: dict[str, int] = {}
-        # By regular job: why the database refused it last time.
+        # By regular job: the reason why the database last refused it.
         self.refused_jobs: dict[str, str] = {}
 
     def isolated(

@@ -102,8 +102,8 @@ class TaskDefinition:
     def may_share_process(self) -> bool:
         """Whether async children may run the task.
 
-        They do not run tasks with a memory limit, because killing the process would end its other tasks
-        too, or batched tasks, because async children do not collect batches.
+        They run neither tasks with a memory limit, because killing the process would end its other tasks
+        too, nor batched tasks, because async children do not collect batches.
         """
         return self.is_async and self.memory_limit_mb is None and self.batch is None
 
@@ -213,8 +213,8 @@ def versioned_name(function: Any, name: object, version: object) -> Any:
 
 
 def is_decorated(given: object) -> bool:
-    """Return whether this value is an object that was decorated without parentheses, and not a first
-    argument of the decorator.
+    """Return whether this value is an object that was decorated without parentheses, rather than the
+    decorator's first argument.
 
     A classmethod or property cannot be called, but it can be bound to an object.
     """

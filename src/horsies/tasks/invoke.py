@@ -317,8 +317,8 @@ def _failure_error(config: AppConfig, definition: TaskDefinition, failure: TaskF
             "raise your own code, such as CARD_REFUSED"
         ).with_traceback(failure.__traceback__)
         return _exception_error(config, definition, problem)
-    # Passed as data and not as an exception object, which would be logged, and retried according to its
-    # class.
+    # The cause is passed as a description: an exception object would be logged, and retried according to
+    # its class.
     cause = None if failure.__cause__ is None else describe_exception(failure.__cause__)
     try:
         error = TaskError(

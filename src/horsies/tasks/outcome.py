@@ -64,9 +64,9 @@ class Outcome(NamedTuple):
     ``run_us`` is how many microseconds the attempt ran, if known. With ``is_recorded``, the child has
     recorded the outcome in the task's transaction. With ``is_in_doubt``, the child may have recorded an
     outcome, and this outcome counts only if it has not. With ``park``, the attempt has not ended: its run
-    waits, and will continue in any child. Failures with equal ``fingerprint``, ``exception_type`` and
-    ``raised_in`` have the same reason. If logs are kept, ``log`` is the log of the attempt and
-    ``attempt`` its number.
+    waits, and will continue in any child. ``fingerprint``, ``exception_type`` and ``raised_in`` identify
+    the reason of a failure. If logs are kept, ``log`` is the log of the attempt and ``attempt`` its
+    number.
     """
 
     task_id: str

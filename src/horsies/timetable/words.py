@@ -58,7 +58,7 @@ def _times(timetable: Timetable) -> str:
 
 
 def _pace(minutes: Sequence[int]) -> str | None:
-    """Return the distance of minutes that are evenly spaced around the clock, such as "15 minutes"."""
+    """Return the interval between minutes that are evenly spaced around the clock, such as "15 minutes"."""
     if len(minutes) == 60:
         return "minute"
     step = minutes[1] - minutes[0] if len(minutes) > 1 else 60

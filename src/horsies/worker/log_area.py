@@ -1,4 +1,4 @@
-"""Keeps the lines that a running attempt has logged in memory that its child shares with the worker.
+"""Keeps the log lines of a running attempt in memory that the child shares with the worker.
 
 For a log call, the child only copies the line into that memory: it sends no frame, makes no system call,
 and does not wait for the worker. The child sends the lines with its report. If it is killed before that,

@@ -230,8 +230,8 @@ class Maintenance:
     def _find_forgotten(self, pipeline: Pipeline) -> None:
         """Find tasks that the database lists as this worker's, although the worker does not hold them.
 
-        Behind a pooler, the claim of a lost connection may be committed after the release that was to
-        undo it.
+        Behind a pooler, the claim of a lost connection may be committed after the release that should
+        have undone it.
         """
         held = self._dispatcher.ledger.tasks()
         ids, generations = [task.id for task in held], [task.generation for task in held]

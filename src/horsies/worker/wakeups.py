@@ -29,7 +29,7 @@ class WakeUps:
     waits: bool = False
     # Whether the workers table says that this worker waits.
     is_stored: bool = False
-    # When to pass on the wake-ups in ``owed``, and the queues for which they are.
+    # When to pass on the wake-ups that are not served yet, and the queues that they concern.
     pass_at: float = NEVER
     owed: set[str] = field(default_factory=set)
     _rests_until: float = 0.0

@@ -548,7 +548,7 @@ def _stop_of(
 ) -> TaskStopped | asyncio.CancelledError | None:
     """Return the exception by which the worker stopped a task's code, or None if it did not.
 
-    In an async child it is a cancellation, in a child that runs one task at a time TaskStopped.
+    In an async child it is a cancellation; in a child that runs one task at a time it is TaskStopped.
     """
     raised = returned.exception if isinstance(returned, TaskError) else None
     if isinstance(raised, TaskStopped):

@@ -173,7 +173,7 @@ def _encrypted(
     if not report.was_called:
         is_secret = config.codec is not None and config.encrypt_errors
         return _without_reason(assignment, report) if is_secret else report
-    if report.transaction is TransactionEnd.RECORDED:  # the task stored it, with its own reference
+    if report.transaction is TransactionEnd.RECORDED:  # the task has stored this result
         payloads = Payloads(config.codec, encrypt_errors=config.encrypt_errors)
     try:
         result = _stored(payloads, assignment, report.result_json)

@@ -56,8 +56,8 @@ def clear_timers() -> None:
 
 
 def disregard(_signal_number: int, _frame: FrameType | None) -> None:
-    """A signal handler that does nothing. Programs that tasks start do not inherit it, as they would
-    inherit SIG_IGN.
+    """A signal handler that does nothing. Unlike SIG_IGN, it is not inherited by programs that tasks
+    start.
     """
 
 

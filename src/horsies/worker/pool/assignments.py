@@ -123,7 +123,7 @@ class Assignments:
             self.deadlines.set(target, one.assigned_at + limit)
 
     def extend(self, one: Held, seconds: float) -> None:
-        """Check a task that is being stopped again when its grace period ends."""
+        """Set the next check of a task that is being stopped to the end of its grace period."""
         target = one if one.child.is_async else one.child
         self.deadlines.set(target, time.monotonic() + seconds)
 

@@ -123,8 +123,8 @@ class Held:
     # Whether this task has kept the tasks behind it waiting for too long.
     is_slow: bool = field(default=False, init=False)
     stop_reason: str | None = field(default=None, init=False)
-    # Whether the task runs in one call with the other tasks that its child holds; and the reason for
-    # which it should stop, which happens when all of them should.
+    # Whether the task runs in one call with the other tasks that its child holds, and the reason why it
+    # should be stopped. A call is stopped only when all of its tasks should be.
     is_batched: bool = field(default=False, init=False)
     stop_wish: str | None = field(default=None, init=False)
     # The task's own deadline, only in an async child. Other children have one deadline, which may belong

@@ -139,8 +139,8 @@ class Children:
         return wants_spare and not self._is_full(kind) and not self._launch(kind, is_spare=True)
 
     def _is_full(self, kind: ChildKind) -> bool:
-        """Whether as many children are exiting as `processes`; another child then starts only when one of
-        them has ended.
+        """Whether the number of exiting children has reached `processes`. Another child then starts only
+        when one of them has ended.
 
         Without this limit, stop hooks that take longer than the tasks would use up the host's processes.
         """

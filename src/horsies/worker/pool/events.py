@@ -34,7 +34,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The worker stopped a task, either on request or (`forced`) by killing its child.
+    """The worker stopped a task, either by a request to its child or, if `forced`, by killing the child.
 
     `description` says why the child ended, if it did.
     """

@@ -46,8 +46,8 @@ class Stops:
         self._grace_seconds = grace_seconds
 
     def find_front(self, child: ChildProcess) -> None:
-        """Determine which task is running: when all permits are used and all reports have been read, it
-        is the front.
+        """Make sure which task is running: once no permits are left and all reports have been read, it is
+        the front.
         """
         self._assignments.return_tasks(self._assignments.take_back(child))
         self._children.release(child)

@@ -24,9 +24,7 @@ _LOOKS = 3
 
 @dataclass(slots=True)
 class Suspicion:
-    """An unchanged state of a child: since when and for how many checks it has not changed, and the
-    problem.
-    """
+    """How long a child has not changed: since when, over how many checks, and the problem."""
 
     sign: Hashable
     problem: str
@@ -37,8 +35,8 @@ class Suspicion:
         return self.looks >= _LOOKS and now - self.since >= STUCK_SECONDS
 
 
-# Return a value that changes whenever the child makes progress, and the problem in case it does not; None
-# for a healthy child.
+# Return a value that changes whenever the child makes progress, and the problem to report if the value
+# does not change; None for a healthy child.
 Sign = tuple[Hashable, str]
 
 
@@ -50,8 +48,8 @@ class StuckWatch:
     def __init__(self, children: Children) -> None:
         self._children = children
         self._suspicions: dict[ChildProcess, Suspicion] = {}
-        # When to check again if something happens, and when even if nothing happens; the latter is None
-        # if no child is suspected.
+        # ``look_at`` is when to check again if something happens, and ``next_look`` when to check even if
+        # nothing happens, which is None if no child is suspected.
         self.look_at = 0.0
         self.next_look: float | None = None
 
