@@ -95,7 +95,7 @@ def database_name(url: str) -> str:
     >>> database_name("postgresql://app@db1,db2/shop?sslmode=require")
     'shop'
     """
-    from urllib.parse import unquote  # only a command that shows several databases needs their names
+    from urllib.parse import unquote  # needed only to show several databases
 
     _, _, path = re.split(r"[?#]", url, maxsplit=1)[0].partition("://")
     return unquote(path.rpartition("/")[2]) if "/" in path else ""

@@ -161,7 +161,7 @@ def column_code(code: str | None) -> str | None:
     """
     if code is None or len(code) <= STORED_CODE_CHARACTERS_MAX:
         return code
-    return code[: STORED_CODE_CHARACTERS_MAX - 3] + "..."  # dots, because every database encoding has them
+    return code[: STORED_CODE_CHARACTERS_MAX - 3] + "..."  # every encoding has dots
 
 
 def resolve_exception_code(

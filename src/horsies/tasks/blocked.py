@@ -433,7 +433,7 @@ class Blocked:
         """Record refused changes for operators. Log each one, or a single line if the database refuses
         every task.
         """
-        self._unreported += refused  # kept until they are recorded, because the connection may be lost
+        self._unreported += refused  # kept until they are recorded
         noted = [self._note_new(pipeline, one) for one in self._unreported]
         new = [one for one in noted if one is not None]
         self._unreported = []

@@ -183,7 +183,7 @@ def checked_value(definition: TaskDefinition, value: Any) -> TaskResult[Any, Tas
     )
 
 
-@functools.lru_cache(maxsize=256)  # once per task and code; bounded, because a task may invent many codes
+@functools.lru_cache(maxsize=256)  # once per task and code; tasks may invent codes
 def _warn_about_code(task_name: str, code: str) -> None:
     for problem in validate_error_code_name(code[:_SHOWN_CODE_CHARACTERS]):
         logger.warning("no retry policy can list an error of task %r: %s", task_name, problem)

@@ -316,7 +316,7 @@ class Worker:
 
     def _report_paused(self, pipeline: Pipeline) -> None:
         """With --burst, log on one line which queues are paused and how many due tasks they have."""
-        from horsies.db.statements.explain import count_due  # only a worker with --burst needs this module
+        from horsies.db.statements.explain import count_due  # needed only with --burst
 
         (queues,) = pipeline.run([count_due(self._config.queues, LEFT_COUNT_MAX)])
         left = {one.name: one.due for one in queues if one.paused_at is not None}

@@ -240,7 +240,7 @@ def _blank_inherited_descriptors(kept_fd: int) -> None:
     null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in _open_descriptors():
         if fd not in (1, 2, kept_fd, null_fd) and _kind_of(fd).startswith(_NOT_TO_BE_SHARED):
-            with suppress(OSError):  # the descriptor's number exceeds a limit on open files that was lowered
+            with suppress(OSError):  # its number may exceed a lowered limit
                 os.dup2(null_fd, fd, inheritable=False)
     os.dup2(null_fd, 0)
     os.close(null_fd)

@@ -97,7 +97,7 @@ class ParentSocket:
             self._poll.poll()
             try:
                 data = self.socket.recv(_RECEIVE_BYTES)
-            except BlockingIOError:  # a thread or process that a task left behind has read the data first
+            except BlockingIOError:  # left-over code of a task has read it
                 continue
             if not data:
                 return None
