@@ -28,7 +28,7 @@ def _drains(task: str) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-# The figures behind each name, with their arguments.
+# The figures that belong to each benchmark name, with their arguments.
 COMPARED: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "throughput": _drains("noop"),
     "burst": _drains("burst"),
@@ -44,7 +44,7 @@ COMPARED: dict[str, list[tuple[str, dict[str, Any]]]] = {
 
 
 def compare(url: str, path: Path, names: list[str], rounds: int) -> None:
-    """Take the named figures here and there in turn, and print the ratio of each round."""
+    """Measure the named figures in both checkouts in turn, and print the ratio of each round."""
     with two_databases(url) as (ours, theirs):
         here, there = Checkout(ours), Checkout.at(path, theirs)
         for name in names:

@@ -39,7 +39,9 @@ SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'h
 
 
 class Measured(NamedTuple):
-    """One run: its length, the worker's database connections, and processor seconds by place."""
+    """One run: its length, the worker's database connections, and the processor seconds of parent and
+    children.
+    """
 
     seconds: float
     connections: int
@@ -49,7 +51,7 @@ class Measured(NamedTuple):
 
 
 def measure(url: str, tasks: int, children: int, slots: int) -> Measured:
-    """Let a worker with async children drain that many sleeping tasks, one of them blocking."""
+    """Let a worker with async children drain this many sleeping tasks, one of which blocks its loop."""
     command = [sys.executable, "-m", "horsies", "worker", "benchmarks.newer_app:app"]
     command += ["--processes", "0", "--async-children", str(children), "--async-slots", str(slots)]
     environment = {**os.environ, "HORSIES_DATABASE_URL": url}

@@ -19,7 +19,7 @@ ROUNDS = 3
 TASKS = 10_000
 NEVER_REPLACED = ("--max-tasks-per-child", "0")
 NAP_SECONDS = 0.005
-# Parts of bare SQL with batches of 8.
+# The targets, as parts of the rate of bare SQL with batches of 8.
 TARGETS = {2: 0.85, 4: 1.2, 8: 1.4}
 STRICT_TARGETS = {2: 0.32, 4: 0.51, 8: 0.72}
 NAP_TARGET = 0.88

@@ -27,7 +27,7 @@ from horsies.db.migrate import apply_migrations
 
 ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "3"))
 WORKERS = (2, 4, 8, 16)
-# Workers of the measurements with other kinds of commits.
+# How many workers run in the measurements with other kinds of commits.
 FEW_WORKERS = (2, 8)
 CHILDREN = 2
 MANY_CHILDREN = 8
@@ -41,14 +41,16 @@ LARGER_CORES = (16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The microseconds of a turn: a fixed part, and a part for each of its tasks."""
+    """The microseconds of a turn: a fixed part, and a part for each task in the turn."""
 
     fixed: float
     per_task: float
 
     @classmethod
     def through(cls, few: tuple[float, float], many: tuple[float, float]) -> Line:
-        """Fit two measurements, each the tasks of a turn and its microseconds per task."""
+        """Fit the model to two measurements, each with the tasks of a turn and its microseconds per
+        task.
+        """
         (few_tasks, few_us), (many_tasks, many_us) = few, many
         if many_tasks - few_tasks < 1:
             return cls(0.0, (few_us + many_us) / 2)
@@ -63,7 +65,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The processor time of one kind of task, and how many of them a turn carries."""
+    """The processor time of one kind of task, and how many of these tasks a turn carries."""
 
     parent: Line
     server: Line
@@ -149,7 +151,7 @@ class Point:
 
     @property
     def error(self) -> float:
-        """How far the prediction is from the median, as a part of the median."""
+        """The distance of the prediction from the median, as a part of the median."""
         return self.predicted / statistics.median(self.measured) - 1
 
 

@@ -28,13 +28,13 @@ from horsies.durable.past import STEPS_MAX, Past
 from horsies.durable.run import Fence, Run
 from horsies.ids import new_id
 
-# The most steps that a run may have are replayed.
+# A replayed run has as many steps as a run may have.
 STEPS, ROUNDS, REPLAYED = 300, 7, STEPS_MAX
 PARKED = int(os.environ.get("HORSIES_BENCH_PARKED", "100000"))
 IDLE_SECONDS, IDLE_ROUNDS = 20.0, 3
-# How much more of a core an idle worker or its server may use beside parked runs.
+# The additional share of a core that an idle worker or its server may use while runs are parked.
 IDLE_GROWTH_PERCENT = 0.2
-# The least part of the rate of bare INSERTs, and the most microseconds for a replayed step.
+# The lowest allowed part of the rate of bare INSERTs, and the most microseconds for a replayed step.
 RATE_TARGET, REPLAY_TARGET_US = 0.7, 10.0
 RUNNING = """
 INSERT INTO horsies_tasks (id, task_name, queue_name, args, kwargs, enqueue_sha, status, generation,
@@ -68,7 +68,7 @@ FROM runs LEFT JOIN children ON children.wakes_task_id = runs.id
 
 
 class _Sessions:
-    """The connections of a child."""
+    """Lends the connections of a child."""
 
     def __init__(self, database: Database) -> None:
         self.database = database

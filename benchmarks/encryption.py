@@ -14,11 +14,11 @@ from horsies import AppConfig, FernetCodec, Horsies, PostgresConfig, TableStore
 from horsies.encryption import Payloads
 
 KILOBYTES = (1, 10, 100)
-# Microseconds of processor time that one more kilobyte may cost, in each direction.
+# How many microseconds of processor time one more kilobyte may cost, in each direction.
 TARGET = 10.0
-# The best one is judged: other processes make a series slower, never faster.
+# The best series is judged: other processes make a series slower, never faster.
 SERIES = 25
-# How many large payloads are stored each way.
+# How many large payloads are stored in each way.
 STORED = 60
 
 

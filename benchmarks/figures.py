@@ -31,7 +31,7 @@ DRAIN_SECONDS = """
 SELECT extract(epoch FROM max(finished_at) - min(started_at))::float8 FROM (
     SELECT started_at, finished_at FROM horsies_task_attempts ORDER BY started_at DESC LIMIT %s) AS drained
 """
-# The first number is that of transactions that wrote something.
+# The first number counts the transactions that wrote something.
 COUNTERS = """
 SELECT pg_snapshot_xmax(pg_current_snapshot())::text::float8,
     pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::float8
@@ -43,7 +43,7 @@ OPEN_TASKS = """
 SELECT count(*) FROM horsies_tasks
 WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING') AND NOT held AND enqueued_at <= now()
 """
-# The naps return when they began, by the same clock: everything runs on one machine.
+# Each nap returns its start time. It is comparable with claimed_at, because everything runs on one machine.
 NAP_DELAYS = """
 SELECT (result::jsonb ->> 'ok')::float8 - extract(epoch FROM claimed_at)::float8
 FROM horsies_tasks WHERE task_name = 'burst_nap_50'
@@ -138,7 +138,9 @@ def keys(
 
 
 def hot_key(workers: int = 8, count: int = 500) -> dict[str, float]:
-    """Drain the tasks of one key, whose cap is far below that of children: tasks/s, and their bounds."""
+    """Drain the tasks of one key, whose cap is far below the number of children: tasks/s, and their
+    bounds.
+    """
     app = _application("benchmarks.keys_app")
     with (
         _connection() as connection,
@@ -319,7 +321,7 @@ def running_worker(
 
 
 def wait_for(connection: Connection[Any], finished: int, worker: subprocess.Popen[bytes]) -> None:
-    """Wait until that many tasks are terminal, looking rarely so as not to be part of the load."""
+    """Wait until this many tasks are terminal; poll rarely, so that the polls add little load."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and worker.poll() is None:
         row = connection.execute(OPEN_TASKS).fetchone()
@@ -333,7 +335,7 @@ def wait_for(connection: Connection[Any], finished: int, worker: subprocess.Pope
 def _wait_for_attempts(
     connection: Connection[Any], finished: int, worker: subprocess.Popen[bytes]
 ) -> None:
-    """Wait until that many tasks have ended, however many wait."""
+    """Wait until this many attempts have ended, even if other tasks still wait."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and worker.poll() is None:
         if _number(connection, "SELECT count(*) FROM horsies_task_attempts") >= finished:

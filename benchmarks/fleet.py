@@ -23,8 +23,8 @@ from psycopg import Connection
 READY_SECONDS = 240.0
 # Workers that start at the same time: each start takes about half a second of a core.
 STARTS = 4
-# By then, the polls after the start have finished. A session adds its commits to the server's counter with
-# its next heartbeat.
+# After this time, the first polls of all workers have finished. A session adds its commits to the
+# server's counter with its next heartbeat.
 SETTLE_SECONDS = 5.0
 COMMITS = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
 LIVING = "SELECT count(*) FROM horsies_workers WHERE stopped_at IS NULL"
@@ -50,7 +50,7 @@ class Fleet:
         self._server = parent_of(row[0])
 
     def grow(self, size: int) -> None:
-        """Start workers, a few at a time, until so many are registered."""
+        """Start workers, a few at a time, until this many are registered."""
         deadline = time.monotonic() + READY_SECONDS
         while (living := self._number(LIVING)) < size:
             if len(self.processes) < min(size, living + STARTS):
@@ -69,7 +69,8 @@ class Fleet:
             process.wait(60)
 
     def processor_seconds(self) -> dict[str, float]:
-        """Seconds of processor time of the server, and of the workers with their children, so far."""
+        """The processor seconds that the server, and the workers with their children, have used so far.
+        """
         workers = [psutil.Process(one.pid) for one in self.processes if one.poll() is None]
         return {
             "server": used_seconds(self._server),
@@ -77,11 +78,13 @@ class Fleet:
         }
 
     def commits(self) -> float:
-        """Transactions that the database has committed so far."""
+        """How many transactions the database has committed so far."""
         return self._number(COMMITS)
 
     def kill_owner(self, task_id: str) -> float:
-        """Kill the worker that runs a task; return the seconds until the task belongs to it no more."""
+        """Kill the worker that runs a task; return the seconds until the task no longer belongs to that
+        worker.
+        """
         pid = None
         while pid is None:
             row = self._connection.execute(OWNER, (task_id,)).fetchone()
@@ -104,7 +107,7 @@ class Fleet:
 
 
 def parent_of(pid: int) -> psutil.Process:
-    """Return the process that started the one with this number."""
+    """Return the parent of the process with this number."""
     parent = psutil.Process(pid).parent()
     assert parent is not None
     return parent
@@ -118,7 +121,7 @@ def running_fleet(
     flags: Sequence[str] = (),
     application: str = "benchmarks.newer_app:app",
 ) -> Iterator[Fleet]:
-    """Run that many workers until the block ends."""
+    """Run this many workers until the block ends."""
     connection.execute("TRUNCATE horsies_tasks, horsies_workers CASCADE")
     fleet = Fleet(connection, children, flags, application)
     try:
@@ -129,7 +132,7 @@ def running_fleet(
 
 
 def idle(fleet: Fleet, seconds: float) -> dict[str, float]:
-    """Let the workers wait: commits per second, and shares of a core in percent."""
+    """Let the workers wait for tasks: commits per second, and shares of a core in percent."""
     time.sleep(SETTLE_SECONDS)
     commits, before = fleet.commits(), fleet.processor_seconds()
     time.sleep(seconds)
@@ -142,7 +145,7 @@ def idle(fleet: Fleet, seconds: float) -> dict[str, float]:
 
 
 def single_sends(fleet: Fleet, function: Any, sends: int) -> dict[str, float]:
-    """Send tasks one after the other, each after the result of the last: milliseconds and processor time."""
+    """Send tasks one by one, each after the previous result: milliseconds and processor time."""
     for _ in range(20):
         assert function.send().unwrap().get(timeout_ms=20_000).is_ok()
     taken = list[float]()
@@ -162,7 +165,9 @@ def single_sends(fleet: Fleet, function: Any, sends: int) -> dict[str, float]:
 
 
 def recovery_seconds(fleet: Fleet, function: Any, kills: int) -> list[float]:
-    """Kill workers that run a task, one after the other; the seconds until each task is taken from them."""
+    """Kill workers that run a task, one after the other; return the seconds until each task is taken
+    from them.
+    """
     taken = list[float]()
     size = len(fleet.processes)
     for _ in range(kills):

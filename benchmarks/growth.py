@@ -40,9 +40,10 @@ BATCH = 8
 SENDS = 1_000
 OVERVIEWS = 20
 TARGET = 1.1
-# The longest turn beside a session that deletes old tasks.
+# The longest turn allowed next to a session that deletes old tasks.
 TURN_MS_MAX = 50.0
-# Tasks that run through a table one after the other, to see whether dead rows slow later claims down.
+# How many tasks run through a table one after the other, to see whether dead rows slow later claims
+# down.
 SUSTAINED = 100_000
 SUSTAINED_STEP = 20_000
 DELETED = 100_000
@@ -149,7 +150,7 @@ def _sends(url: str) -> float:
 
     @app.task("held")
     def held(number: int) -> None:
-        """Never runs: the queue is emptied below."""
+        """This task never runs: the queue is emptied below."""
 
     try:
         held.enqueue(0)

@@ -30,7 +30,7 @@ from horsies.worker.turn import EVERYWHERE, Bookmarks, Claimer, TurnRequest, tak
 
 CHILDREN = 4
 ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "5"))
-# Measured while ten times more wait, so that each of 100,000 keys has a task.
+# These drains run while ten times more tasks wait, so that each of 100,000 keys has a task.
 TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "10000"))
 NEVER_REPLACED = ["--max-tasks-per-child", "0"]
 # The tasks and keys of each drain, and the part of the rate without keys that should be left.
@@ -47,17 +47,18 @@ WINDOWS: dict[str, tuple[str, float, float | None]] = {
     "few keys": ("burst", 0.001, None),
     "a key each": ("burst", 10, None),
 }
-# The slowest drain with keys against the fastest.
+# The lowest allowed ratio of the slowest drain with keys to the fastest.
 FLAT_TARGET = 0.8
 
 BACKLOG = int(os.environ.get("HORSIES_BENCH_BACKLOG", "1000000"))
-# More than all rounds claim.
+# More tasks than all rounds claim.
 SMALL_BACKLOG = 5_000
 CLAIMS = 200
 BATCH = 8
 CLAIM_TARGET = 1.3
 
-# The tasks of one key, drained beside an open transaction, and how many of them are a part of the drain.
+# How many tasks of one key are drained next to an open transaction, and how many of them are one part of
+# the drain.
 OPEN_TASKS = 2 * TASKS
 OPEN_PART = max(1, OPEN_TASKS // 10)
 OPEN_TARGET, OPEN_GROWTH_TARGET = 0.8, 1.5
@@ -121,7 +122,9 @@ def _drains(url: str, title: str, variants: Mapping[str, tuple[str, float, float
 
 
 def _claims(url: str) -> bool:
-    """Send one task of B behind many and behind few of A: B is in the next claim, which takes no longer."""
+    """Send one task of key B behind many and behind few tasks of key A: B is in the next claim, which
+    takes no longer.
+    """
     sizes = {"few": SMALL_BACKLOG, "many": BACKLOG}
     with ExitStack() as stack:
         variants: dict[str, Callable[[], dict[str, float]]] = {}
@@ -209,7 +212,7 @@ def _drain_key(url: str, is_open: bool) -> dict[str, float]:
 
 
 def _part_seconds(pipeline: Pipeline) -> list[float]:
-    """Take turns as a worker does until all tasks of a key have ended; the seconds of each part."""
+    """Take turns like a worker until all tasks of a key have ended; return the seconds of each part."""
     claimer = Claimer(WORKER, "host", ("default",), (None,))
     bookmarks, rings = Bookmarks(claimer.queues), KeyRings(claimer.queues)
     rings.note_keyed(claimer.queues)

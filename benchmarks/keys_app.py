@@ -16,7 +16,7 @@ from horsies import (
     TaskResult,
 )
 
-# The places of the hot key, and how long each of its tasks takes.
+# The cap of the hot key, and how long each of its tasks takes.
 HOT_PLACES = 2
 HOT_SECONDS = 0.05
 

@@ -45,7 +45,7 @@ def insert(connection: Connection[Any], ids: Sequence[str], task_name: str = "no
 
 
 def load(connection: Connection[Any], count: int) -> None:
-    """Empty the tables and fill in that many no-op tasks."""
+    """Empty the tables and insert this many no-op tasks."""
     connection.execute("TRUNCATE horsies_tasks CASCADE")
     insert(connection, [new_id() for _ in range(count)])
     connection.execute("VACUUM (ANALYZE) horsies_tasks")
@@ -53,7 +53,8 @@ def load(connection: Connection[Any], count: int) -> None:
 
 
 def two_commits(connection: Connection[Any], batch: int, count: int) -> float:
-    """Drain that many loaded tasks, committing claim and finish apart; tasks per second."""
+    """Drain this many loaded tasks, with separate commits of claim and finish; return tasks per second.
+    """
     started = time.perf_counter()
     done = 0
     pipeline = Pipeline(connection)
@@ -65,7 +66,8 @@ def two_commits(connection: Connection[Any], batch: int, count: int) -> float:
 
 
 def one_turn(connection: Connection[Any], batch: int, count: int) -> float:
-    """Drain that many loaded tasks, finish and claim in one transaction; tasks per second."""
+    """Drain this many loaded tasks, with finish and claim in one transaction; return tasks per second.
+    """
     started = time.perf_counter()
     done = 0
     claimed: list[ClaimedTask] = []
@@ -84,7 +86,7 @@ def one_turn(connection: Connection[Any], batch: int, count: int) -> float:
 def worker_turns(
     connection: Connection[Any], batch: int, count: int, pipeline: Pipeline | None = None
 ) -> float:
-    """Take turns as a worker does until that many tasks have ended, without any children.
+    """Take turns like a worker until this many tasks have ended, without any children.
 
     A connection has one pipeline: pass it to take turns again.
     """

@@ -14,11 +14,11 @@ from horsies.worker.child.log_capture import Capture
 from horsies.worker.log_area import LogArea, area_bytes
 from horsies.worker.protocol import Assignment
 
-# Read by noop_app.py.
+# The environment variable that noop_app.py reads.
 LOGS_VARIABLE = "HORSIES_BENCH_LOGS"
 # Kept logs of tasks that log nothing may cost this share of the drain.
 TARGET = 0.03
-# The setting that is off may cost nothing that this comparison can see.
+# A setting that is off must not have a cost that this comparison can measure.
 FREE = 0.01
 # "off again" has the code and the settings of "off": it shows what the machine contributes.
 SIDES = {

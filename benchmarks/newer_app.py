@@ -40,7 +40,7 @@ async def sleeping_nap() -> None:
 
 @app.task("blocking_nap")
 async def blocking_nap() -> None:
-    """Wait without the event loop, which stands still meanwhile."""
+    """Wait without the event loop, which is blocked meanwhile."""
     time.sleep(1.6)  # noqa: ASYNC251 - what async children must report
 
 

@@ -1,6 +1,5 @@
-"""The application the worker benchmarks run: tasks that do nothing, or hardly anything.
-
-Older checkouts run it as well; tasks that need newer features are in ``newer_app.py``.
+"""The application of the worker benchmarks: tasks that do nothing, or hardly anything. Older checkouts
+run it as well; tasks that need newer features are in ``newer_app.py``.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if os.environ.get("HORSIES_BENCH_LOGS") == "removed":
     remove_checks(LOGS)
 elif os.environ.get("HORSIES_BENCH_LOGS") == "on":
     _settings["log_capture"] = {}
-    # So that children write no lines to standard error.
+    # A handler, because without one children would write the lines to standard error.
     logging.getLogger().addHandler(logging.NullHandler())
     logging.getLogger().setLevel(logging.INFO)
 
@@ -45,7 +44,7 @@ if _setting == "logs":
 elif _setting == "codec":
     from horsies import FernetCodec
 
-    # The same in every process.
+    # The key is the same in every process.
     _broker["codec"] = FernetCodec("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=")
 elif _setting == "store":
     from horsies import TableStore
@@ -131,7 +130,7 @@ def after(before: TaskResult[None, TaskError]) -> TaskResult[None, TaskError]:
 
 @app.task("numbers")
 def numbers(count: int) -> TaskResult[list[int], TaskError]:
-    """Return the list that a map goes over."""
+    """Return the list that a map iterates over."""
     return TaskResult(ok=list(range(count)))
 
 
@@ -142,7 +141,7 @@ def number(number: int) -> TaskResult[None, TaskError]:
 
 
 def chain() -> Any:
-    """Return a run of nodes that do nothing, each after the one before."""
+    """Return a run of nodes that do nothing, each after the previous one."""
     nodes = [TaskNode(noop)]
     while len(nodes) < STEPS:
         nodes.append(TaskNode(noop, waits_for=[nodes[-1]]))

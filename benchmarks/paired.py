@@ -32,7 +32,7 @@ ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "10"))
 SESSIONS = int(os.environ.get("HORSIES_BENCH_SESSIONS", "4"))
 # A busy machine runs fewer rounds in this time, two in each session at least.
 SECONDS = float(os.environ.get("HORSIES_BENCH_SECONDS", "480"))
-# The series of a call in one process.
+# How many series of calls are timed in one process.
 SERIES, CALLS = 300, 200
 # The processor time is that of the parent, the children and the server's processes for the worker.
 METRICS = ("rate", "total_us", "parent_us", "children_us", "server_us")

@@ -1,8 +1,8 @@
 """The cost of sending: batches and single sends, each against a bare insert of the same rows by the
 same driver in the same run.
 
-The bare side gets its rows ready-made: identifiers, JSON texts and fingerprints are not part of its
-time, but are part of the time of Horsies.
+The bare insert gets its rows ready-made: making identifiers, JSON texts and fingerprints is part of the
+time of Horsies only.
 """
 
 from __future__ import annotations

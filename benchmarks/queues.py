@@ -13,7 +13,7 @@ from benchmarks.worker import costs
 
 CHILDREN = 4
 ROUNDS = 9
-# Fewer for a quick look on a busy machine.
+# A smaller number gives quick results on a busy machine.
 TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "10000"))
 ALONE = "one queue"
 SITUATIONS = (ALONE, "a task has run", "a delayed task", "a run that waits", "five queues")
@@ -22,7 +22,9 @@ NEVER_REPLACED = ["--max-tasks-per-child", "0"]
 
 
 def queues(url: str) -> bool:
-    """Drain with one queue, and with better ones in several situations, in alternating rounds."""
+    """Drain with one queue, and next to queues of higher priority in several situations, in alternating
+    rounds.
+    """
     here = Checkout(url)
     arguments = {"children": CHILDREN, "count": TASKS, "flags": NEVER_REPLACED}
     found = alternate(

@@ -20,7 +20,7 @@ from benchmarks import figures
 
 NEVER_REPLACED = ("--max-tasks-per-child", "0", "--quiet-tasks", "--loglevel", "warning")
 WARM_UPS = 200
-# A worker looks for tasks every few seconds even if nobody tells it of them, perhaps during a preload.
+# How often to try again: a worker polls every few seconds, perhaps during a preload.
 TRIES = 5
 STARTED = "SELECT count(*) FROM horsies_tasks WHERE status <> 'PENDING' OR claimed_at IS NOT NULL"
 BACKENDS = """
@@ -52,13 +52,13 @@ def _drains(
 
 
 def _preload(connection: Connection[Any], load: Callable[[], None]) -> None:
-    """Store the tasks without telling the worker; again, if it has found them all the same."""
+    """Store the tasks without notifying the worker; try again if the worker found them anyway."""
     for _ in range(TRIES):
         with figures._preloading(connection):
             load()
         if not figures._number(connection, STARTED):
             return
-        time.sleep(1)  # it is still running tasks that the next try removes
+        time.sleep(1)  # the worker is still running tasks, which the next try removes
     raise TimeoutError("the worker found the tasks before it was told of them, again and again")
 
 

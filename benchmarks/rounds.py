@@ -61,7 +61,7 @@ def ratios(
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """The code to measure, by the interpreter it is installed for, and its own database."""
+    """The code to measure, identified by the interpreter it is installed for, and its own database."""
 
     url: str
     python: str = sys.executable

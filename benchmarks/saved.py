@@ -1,5 +1,5 @@
-"""Results on disk: HORSIES_BENCH_SAVE names a JSON file to which each measurement is added as soon as it is
-taken, so a run that is cut off loses only the measurement under way.
+"""Results on disk: HORSIES_BENCH_SAVE names a JSON file to which each measurement is added as soon as it
+is taken, so a run that is cut off loses only the current measurement.
 
 The file maps the name of a series, HORSIES_BENCH_SERIES, to sizes, and each size to its measurements.
 ``markdown`` writes a series as a table for the documentation.

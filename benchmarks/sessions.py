@@ -92,7 +92,7 @@ class Session:
 
 
 class Crowd:
-    """Sessions that one loop serves, each with heartbeats at its own times."""
+    """Several sessions served by one loop, each with heartbeats at its own times."""
 
     def __init__(self, url: str, size: int) -> None:
         self._selector = selectors.DefaultSelector()
@@ -108,7 +108,7 @@ class Crowd:
             )
 
     def run(self, until: float) -> int:
-        """Serve the sessions until that time; returns the number of finished tasks."""
+        """Serve the sessions until this time; return the number of finished tasks."""
         done = 0
         while (now := time.monotonic()) < until:
             at, number = self._beats[0]

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 from benchmarks.rounds import alternate, heading, ratios, spread
 from benchmarks.worker import drain
 
-# Read by noop_app.py.
+# The environment variable that noop_app.py reads.
 TALLY_VARIABLE = "HORSIES_BENCH_TALLY"
 CHILDREN = 4
 TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "10000"))
@@ -68,7 +68,7 @@ def _scraped(url: str) -> dict[str, float]:
 
 @contextmanager
 def _scraping(port: int) -> Iterator[list[int]]:
-    """Scrape every second until the block ends; the list has the sizes of the answers."""
+    """Scrape every second until the block ends; yield a list of the sizes of the answers."""
     stopped, seen = threading.Event(), list[int]()
 
     def scrape() -> None:

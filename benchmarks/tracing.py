@@ -14,13 +14,13 @@ from benchmarks.rounds import alternate, heading, ratios, spread
 from benchmarks.unchecked import TRACING, checked_functions, code_without_checks
 from benchmarks.worker import drain
 
-# Read by noop_app.py.
+# The environment variable that noop_app.py reads.
 TRACING_VARIABLE = "HORSIES_BENCH_TRACING"
 CHILDREN = 2
 TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "10000"))
 ROUNDS = 5
 CALLS, CALL_ROUNDS = 50, 1_000
-# Of 250 µs that a worker takes for a no-op task.
+# Out of the 250 µs that a worker takes for a no-op task.
 TARGET_US = 0.5
 
 

@@ -15,7 +15,7 @@ TABLE = "CREATE TABLE IF NOT EXISTS benchmark_effects (number bigint)"
 CHILDREN = 2
 TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "3000"))
 ROUNDS = 5
-# The pairs to compare, and the least part of the second's rate that the first should reach.
+# The pairs to compare, and the part of the second task's rate that the first should reach at least.
 TARGETS = (("inside", "apart", 0.90), ("declared", "noop", 0.98))
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 
 class Feature(NamedTuple):
-    """A feature that is off by default: the names that its checks ask for, and the functions on the way of a
-    task that have such checks.
+    """A feature that is off by default: the names that its checks read, and the functions on a task's
+    path that contain these checks.
     """
 
     names: frozenset[str]
@@ -81,7 +81,7 @@ def code_without_checks(function: FunctionType, feature: Feature) -> CodeType:
 
 
 def checked_functions(feature: Feature) -> list[FunctionType]:
-    """Return the functions on the way of a task that ask whether the application uses the feature."""
+    """Return the functions on a task's path that check whether the application uses the feature."""
     found: list[Any] = [
         reduce(getattr, path.split("."), importlib.import_module(module))
         for module, path in feature.functions

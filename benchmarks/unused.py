@@ -12,12 +12,12 @@ from benchmarks.paired import Side, alone_us, compare, is_within, report
 from horsies.worker.pool.memory import MemoryWatch
 from horsies.worker.protocol import Assignment
 
-# Read by noop_app.py.
+# The environment variable that noop_app.py reads.
 SETTING_VARIABLE = "HORSIES_BENCH_SETTING"
 SETTINGS = ("none", "none again", "logs", "codec", "store", "webhook", "memory limit")
 # An unused setting may cost this share of the drain; "none again" shows what the machine contributes.
 TARGET = 0.03
-# The memory limit of another task may cost nothing that this comparison can see.
+# The memory limit of another task must not have a cost that this comparison can measure.
 FREE = {"memory limit": 0.01}
 
 

@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 @contextmanager
 def running(url: str, workers: int, children: int, *flags: str) -> Iterator[Drain]:
-    """Run that many warm workers; lend the function that lets them run tasks of these lengths."""
+    """Run this many warm workers; lend the function that lets them run tasks of these lengths."""
     begin_round()
     os.environ["HORSIES_DATABASE_URL"] = url
     function = importlib.import_module("benchmarks.newer_app").burst_for
@@ -90,7 +90,7 @@ def taken_back(url: str, workers: int, children: int) -> dict[str, float]:
 
 
 def limited(url: str) -> dict[str, float]:
-    """By how much slow tasks among short ones missed their time limit, counted from their own start."""
+    """How early or late slow tasks among short ones were stopped, compared with their time limit."""
     with running(url, 1, 4) as drain:
         runs = drain([*BACKLOG, SLOW_SECONDS] * 5, timeout_ms=LIMIT_MS)
     errors = [1000 * run.seconds - LIMIT_MS for run in runs if run.seconds > LIMIT_MS / 2000]

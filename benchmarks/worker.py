@@ -30,7 +30,7 @@ ROUNDS = 3
 LATENCY_SENDS = 300
 TARGETS = {2: 0.30, 4: 0.45, 8: 0.65}
 RECYCLING_CHILDREN = 4
-# The task, how many of them, and the part of the rate without recycling that should be left. The worker
+# The task, how many of them run, and the part of the rate without recycling that must remain. The worker
 # replaces 24 processes a second for tasks that do nothing: they have no target.
 RECYCLED = (("noop", 12_000, None), ("nap_1", 6_000, 0.95), ("burst", 30_000, 0.90))
 LATENCY_TARGETS = (3.0, 6.0)

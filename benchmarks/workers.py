@@ -19,11 +19,12 @@ from benchmarks.saved import save_result
 
 SIZES = tuple(map(int, os.environ.get("HORSIES_BENCH_WORKERS", "2,10,40").split(",")))
 ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "3"))
-# As many children as 40 workers have, in few workers.
+# A few workers with as many children in all as 40 workers have.
 FEW, FEW_CHILDREN = 5, 8
 # The highest allowed cost of 40 workers, as a multiple of the smallest number of workers measured.
 RATIO_MAX = 1.5
-# The same for the idle commits of each worker, and for the recovery of a killed one, at every size.
+# The same limit for the idle commits of each worker and for the recovery from a killed worker, at every
+# size.
 GROWTH_MAX = 1.5
 RATE_MIN = 0.8
 SERVER_PERCENT_MAX = 5.0
@@ -74,7 +75,9 @@ def _cell(runs: Runs, metric: str, _: str, digits: int) -> str:
 
 
 def _judge(found: Mapping[int, Runs], few: Runs) -> bool:
-    """Compare 40 workers with the fewest, and all with the fewest and with the limit of the idle server."""
+    """Compare 40 workers with the smallest fleet, and every fleet with the smallest and with the limit
+    of the idle server.
+    """
     base, good = found[min(found)], True
     if FEW * FEW_CHILDREN not in found:
         print(

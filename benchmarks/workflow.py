@@ -34,7 +34,7 @@ STARTS = 200
 SENDS = 600
 START_TARGET = 0.4
 
-# From the first start to the last end, without the nodes before and after a fan or a map.
+# The time from the first start to the last end, without the nodes before and after a fan or a map.
 PLAIN_SECONDS = """
 SELECT extract(epoch FROM max(completed_at) - min(started_at)) FROM horsies_tasks
 WHERE id = ANY(%s::uuid[])
@@ -94,7 +94,7 @@ def _spec(app: Any, name: str, nodes: Sequence[AnyNode]) -> WorkflowSpec[Any]:
 
 
 def _wait(connection: Connection[Any], question: str) -> None:
-    """Look rarely, so as not to be part of the load."""
+    """Poll rarely, so that the polls add little load."""
     while _number(connection, question):
         connection.execute("SELECT pg_sleep(0.1)")
 

@@ -147,7 +147,9 @@ def unpack(archive: Path, directory: Path) -> Path:
 
 
 def unprivileged(directory: Path) -> dict[str, Any]:
-    """Give the directory to an unprivileged user where we are root; how to start programs as that user."""
+    """If this user is root, give the directory to an unprivileged user; return how to start programs as
+    that user.
+    """
     if os.geteuid() != 0:
         return {}
     user = pwd.getpwnam(UNPRIVILEGED)
@@ -162,7 +164,7 @@ def free_port() -> int:
 
 @contextmanager
 def server(postgres: str) -> Iterator[dict[str, str]]:
-    """Run a server of this version; the environment that leads the tests to it."""
+    """Run a server of this version; yield the environment that points the tests to it."""
     if postgres == EMBEDDED:
         yield {}
         return
@@ -207,7 +209,7 @@ def running(programs: Path, data: Path, port: int) -> Iterator[str]:
 def run_tests(
     python: Path, environment: dict[str, str], tests: Sequence[Sequence[str]], log: Path
 ) -> tuple[bool, str]:
-    """Run pytest once per set of tests; whether all passed, and the last line of each."""
+    """Run pytest once per set of tests; return whether all passed, and the last line of each run."""
     log.parent.mkdir(exist_ok=True)
     codes = []
     with log.open("w") as out:
@@ -280,7 +282,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the combinations one after the other and return 1 when one failed."""
+    """Run the combinations one after the other and return 1 if one failed."""
     chosen = parse(sys.argv[1:])
     # A terminated run stops its server, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -82,7 +82,7 @@ _CODE = re.compile(r"``[^`]*``|`[^`]*`|\bhttps?://\S+")
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of prose and its place."""
+    """A piece of prose and its position."""
 
     place: str
     text: str

@@ -30,11 +30,11 @@ LIMITS = {
     "classes over a limit": 0,
 }
 METHODS_MAX, ATTRIBUTES_MAX = 25, 15
-# The most methods and attributes of classes for which the usual limits do not hold. These numbers only go
-# down.
+# The most methods and attributes of classes that exceed the usual limits. These numbers only go down.
 OWN_LIMITS = {
     "app.Horsies": (33, 15),
-    # It owns the state of every task in a worker; questions about it are functions beside it.
+    # The ledger owns the state of every task in a worker; queries of this state are functions outside
+    # the class.
     "worker.ledger.Ledger": (20, 15),
 }
 # Packages whose modules must not import each other in a circle.
@@ -112,7 +112,7 @@ def rooms(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 
 def floors(graph: Mapping[str, set[str]]) -> tuple[int, int]:
-    """The longest chain of imports, and how many of these are left in circles."""
+    """Return the number of layers in the import graph, and how many modules are in circles."""
     remaining = {here: set(below) for here, below in graph.items() if here != "__init__"}
     count = 0
     while remaining:
@@ -154,7 +154,7 @@ def _attributes(node: ast.ClassDef) -> int:
 
 
 def oversized(sizes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """The classes with more methods or attributes than allowed to them."""
+    """The classes that exceed their limit of methods or attributes."""
     usual = METHODS_MAX, ATTRIBUTES_MAX
     return {
         name: size
@@ -196,7 +196,7 @@ def _empty_names(module: str) -> set[str]:
 
 
 def _retired_names(module: str, tree: ast.Module) -> list[str]:
-    """The file, classes and functions named by a retired word."""
+    """The file, classes and functions whose names contain a retired word."""
     nodes = (node for node in ast.walk(tree) if isinstance(node, Function | ast.ClassDef))
     names = [module.rpartition(".")[2], *(node.name for node in nodes)]
     return [name for name in names if RETIRED_WORDS & set(_words(name))]

@@ -23,7 +23,7 @@ STATIONS = REPOSITORY / "docs" / "internals" / "one-task.md"
 RECORDINGS = 5
 # The most files on the main line that a reader follows. This number only goes down.
 MAIN_LINE_MAX = 14
-# Catalogues hold no functions, so the tracer cannot see them.
+# Catalogues contain no functions, so the tracer cannot see them.
 SQL = (
     *("db/statements/tasks.py", "db/statements/tasks.sql"),
     *("db/statements/turn.py", "db/statements/turn.sql"),
@@ -46,7 +46,7 @@ def main_line() -> frozenset[str]:
 
 @lru_cache
 def files_on_the_way() -> frozenset[str]:
-    """Every file of the package that a task's way leads through, relative to the package."""
+    """Every file of the package on a task's path, relative to the package."""
     with tempfile.TemporaryDirectory(prefix="horsies-way-") as directory:
         Path(directory).chmod(0o711)  # for root the embedded server runs as another user
         switch, files = Path(directory, "switch"), Path(directory, "files")

@@ -31,9 +31,9 @@ ANSWER = "PEERS_ANSWER"
 
 NAP_SECONDS = 0.005
 CRASHING_NUMBER = 50
-# Waiting for a result where the peer only polls: often enough not to be the latency itself.
+# The pause between polls, for peers that can only poll for a result: too short to determine the latency.
 POLL_SECONDS = 0.001
-# A peer that is slow to answer is measured fewer times.
+# The latency of a slow peer is measured fewer times.
 WARMING_CALLS, FEWEST_CALLS, CALLS_SECONDS = 5, 20, 8.0
 
 
@@ -78,7 +78,7 @@ class Adapter(Protocol):
         """Send a task and wait for its result, over and over; return the seconds of each."""
 
     def count_done(self, sent: int) -> int:
-        """Count the finished ones of the tasks sent, as the peer itself records them.
+        """Return how many of the sent tasks have finished, according to the peer's own records.
 
         The worker is measured meanwhile, so this must be cheap.
         """
@@ -87,7 +87,7 @@ class Adapter(Protocol):
         """Return the state that the peer shows for the task that crashed."""
 
     def worker_command(self, slots: int, recycle: int | None) -> Sequence[str]:
-        """Return the command line of a worker with that many slots."""
+        """Return the command line of a worker with this many slots."""
 
 
 # Name of a peer: its module and, where one module serves several, its variant.
@@ -130,7 +130,7 @@ def nap(_: int) -> None:
 
 
 def mark(number: int) -> None:
-    """Write down start and end of a task; the task with one number ends its process instead."""
+    """Record the start and end of a task; the task with CRASHING_NUMBER kills its process instead."""
     write(f"start {number}")
     if number == CRASHING_NUMBER:
         os._exit(1)
@@ -189,7 +189,9 @@ async def wait_each_async(call: Callable[[], Awaitable[Any]], count: int) -> lis
 
 
 def wait_each(call: Callable[[], Any], count: int) -> list[float]:
-    """Return the seconds of each call; some calls before them warm up, and wait for the worker."""
+    """Return the seconds of each call; the calls before them are not timed: they warm up and wait for
+    the worker.
+    """
     for _ in range(WARMING_CALLS):
         call()
     return [timed(call) for _ in _turns(count)]

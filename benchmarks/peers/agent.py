@@ -29,8 +29,8 @@ def facts(adapter: Adapter) -> dict[str, Any]:
 def watch(
     adapter: Adapter, sent: str, count: str, seconds: str, stop: str
 ) -> list[tuple[float, int]]:
-    """Sample the number of finished tasks until it is the count, until that long after the first one, or
-    until a file appears.
+    """Sample the number of finished tasks until it reaches the count, until this long after the first
+    finished task, or until a file appears.
     """
     samples = [(0.0, adapter.count_done(int(sent)))]
     begun_at, ends_at = time.monotonic(), time.monotonic() + START_SECONDS

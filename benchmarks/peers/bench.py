@@ -78,7 +78,7 @@ class Bench:
 
     @contextmanager
     def fresh(self, workload: str, task: str = "", count: int = 0) -> Iterator[dict[str, str]]:
-        """Lend servers with that many tasks in the queue; the environment names them.
+        """Lend servers with this many tasks in the queue; the environment names them.
 
         Tasks are sent once, then the state of the servers is copied, which RabbitMQ cannot do.
         """

@@ -27,7 +27,7 @@ from horsies import Horsies
 from horsies.db.migrate import apply_migrations
 
 STEPS = 50
-# The places, and the runs of a round.
+# How many runs are executed side by side, and how many runs a round has.
 SIZES = {1: 20, 4: 60}
 TARGET = 5.0
 OPEN = "SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"

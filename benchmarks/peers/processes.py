@@ -95,6 +95,6 @@ def last_line(log: Path) -> str:
 
 
 def wait_until_alive(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Return whether a process is still there after that long."""
+    """Return whether a process is still alive after this time."""
     time.sleep(seconds)
     return process.poll() is None

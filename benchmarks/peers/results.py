@@ -63,7 +63,7 @@ class Results:
             file.write(json.dumps(asdict(result)) + "\n")
 
     def __contains__(self, key: tuple[int, str, str]) -> bool:
-        """Whether a measurement is there."""
+        """Return whether a measurement is stored."""
         return key in self._by_key
 
     def __iter__(self) -> Iterator[Result]:

@@ -65,7 +65,7 @@ class Servers:
                 _drop_database(connection, _database_of(""))
 
     def has(self, state: str) -> bool:
-        """Whether a state was kept."""
+        """Return whether this state was kept."""
         return state in self._kept
 
     def keep(self, state: str) -> None:
@@ -77,7 +77,7 @@ class Servers:
         self._kept[state] = number
 
     def forget(self) -> None:
-        """Drop the copies, for PostgreSQL may be a server that stays."""
+        """Drop the copies, because PostgreSQL may be a server that outlives the benchmark."""
         with psycopg.connect(self.postgres, autocommit=True) as connection:
             for state in self._kept:
                 _drop_database(connection, _database_of(state))

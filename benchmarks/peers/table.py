@@ -21,7 +21,7 @@ class Column(NamedTuple):
     workload: str
 
 
-# By the head of the column.
+# The columns of figures by their headings.
 COLUMNS: dict[str, Column] = {
     "drain, 2 slots": Column("drain 2", 0, "drain 2"),
     "4 slots": Column("drain 4", 0, "drain 4"),
@@ -72,8 +72,8 @@ class Measured:
 def steady_rate(samples: Sequence[Sequence[float]]) -> float:
     """Return tasks/s between the first sample with 5 % of the tasks done and the last one.
 
-    This leaves the start of the worker out. If all tasks ended between two samples, it is their rate
-    between these.
+    This leaves the start of the worker out. If all tasks ended between two samples, the rate is computed
+    from these two.
     """
     last_at, last = samples[-1]
     before = [sample for sample in samples if sample[1] < last]

@@ -1,4 +1,4 @@
-"""The alert rules of the documentation, and which of them a finding reaches."""
+"""The alert rules of the documentation, and the alerts that a finding triggers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 
 
 def rules() -> list[dict[str, Any]]:
-    """The rules as they are written."""
+    """Return the rules as the documentation has them."""
     document = yaml.safe_load(RULES.read_text("utf-8"))
     return [rule for group in document["groups"] for rule in group["rules"]]
 

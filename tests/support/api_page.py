@@ -42,7 +42,7 @@ OF_MODULE = "names of "
 # Enumerations whose members explain themselves.
 PLAIN_VALUES = {"Weekday", "Month"}
 
-# Stands before the target of a link in a docstring, until the folder of the page is known.
+# Marks the target of a link in a docstring, until the folder of the page is known.
 _FROM_DOCS = "docs:"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -295,7 +295,8 @@ def _fields(module: str, node: ast.ClassDef) -> list[Member]:
 
 
 def _is_shown(field: ast.AnnAssign) -> bool:
-    """Whether a field can be given or read: neither private nor only set by the class itself."""
+    """Whether a caller can set or read a field: it is neither private nor set only by the class itself.
+    """
     name = ast.unparse(field.target)
     made_inside = field.value is not None and "init=False" in ast.unparse(field.value)
     return not (name.startswith("_") or made_inside or name == "no_argument")
@@ -399,7 +400,7 @@ def _without_self(arguments: ast.arguments) -> ast.arguments:
 
 
 def _public_types(shown: str, owner: str) -> list[str]:
-    """The public names in a signature or type, without the one that it belongs to."""
+    """The public names in a signature or type, except the name that the signature belongs to."""
     packages = {package_of(owner)} if page_of(owner) == "django" else {"horsies", package_of(owner)}
     public = {name for names in groups().values() for name in names if package_of(name) in packages}
     words = dict.fromkeys(re.findall(r"\b[A-Z]\w+\b", shown))

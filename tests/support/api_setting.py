@@ -1,8 +1,9 @@
-"""The setting of the examples in the Python API: names that they use, and what they must have done.
+"""The setting of the examples in the Python API: the names that they use, and the effects that they must
+have.
 
-An example is part of a docstring, so it is short and uses names of the reader's program. Here they are: one
-application with tasks, durable functions and nodes. `CHECKS` says what must hold after an example; `RAISED`
-has those that end with an exception, which is their point.
+An example is part of a docstring, so it is short and uses names of the reader's program. This module
+defines these names: one application with tasks, durable functions and nodes. `CHECKS` has the conditions
+that must hold after an example; `RAISED` lists the examples that are meant to end with an exception.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def setting(app: Horsies, directory: Path) -> Names:
 
 @contextmanager
 def everything_runs(app: Horsies) -> Iterator[None]:
-    """Tasks and nodes run in a thread as soon as they are due, until the end of the block."""
+    """Run tasks and nodes in a thread as soon as they are due, until the end of the block."""
     ended = threading.Event()
 
     def run_all() -> None:
@@ -173,7 +174,9 @@ def everything_runs(app: Horsies) -> Iterator[None]:
 
 
 def run_example(text: str, names: Names) -> None:
-    """Run an example; one that returns is the body of a function, whose value is then `returned`."""
+    """Run an example; one that contains `return` runs as the body of a function, whose value is then
+    `returned`.
+    """
     if text.lstrip().startswith("return "):
         text = f"def example():\n{textwrap.indent(text, '    ')}\nreturned = example()\n"
     exec(compile(text, "an example", "exec", dont_inherit=True), names)

@@ -37,7 +37,7 @@ def app_at(url: str, **settings: Any) -> Horsies:
 
 
 def add_task(app: Horsies, **options: Any) -> Task:
-    """Define the task most tests send."""
+    """Define the task that most tests send."""
 
     decorate: TaskDecorator = app.task("add", **options)
 
@@ -49,7 +49,7 @@ def add_task(app: Horsies, **options: Any) -> Task:
 
 
 def store_task(app: Horsies) -> Task:
-    """Define a task that takes anything JSON can hold."""
+    """Define a task that takes any JSON value."""
 
     @app.task("store")
     def store(value: Any) -> TaskResult[None, TaskError]:
@@ -59,5 +59,5 @@ def store_task(app: Horsies) -> Task:
 
 
 def never_poll(app: Horsies) -> None:
-    """Leave only notifications to wake waiters."""
+    """Make polls so rare that only notifications wake waiters."""
     app.get_broker().waiters._poll_seconds = 600.0

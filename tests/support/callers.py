@@ -36,7 +36,7 @@ Open: TypeAlias = Callable[[str, str], AbstractAsyncContextManager[Lent]]
 
 @dataclass(frozen=True)
 class Caller:
-    """One way of having a transaction open; it ends with 'commit' or 'rollback'."""
+    """One way to have an open transaction, which ends with 'commit' or 'rollback'."""
 
     name: str
     open: Open
@@ -46,13 +46,13 @@ class Caller:
         return self.name
 
     async def call(self, target: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the method of a task that belongs to this kind of caller."""
+        """Call the synchronous or asynchronous form of the method, whichever this caller uses."""
         if self.is_async:
             return await getattr(target, f"{method}_async")(*args, **kwargs)
         return getattr(target, method)(*args, **kwargs)
 
     def run(self, app: Horsies, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run a test written for both faces."""
+        """Run a test that was written for both APIs."""
         return run_closing(app, work) if self.is_async else run_now(work)
 
 

@@ -17,12 +17,12 @@ from tests.support.workers import faketime_library
 
 @contextmanager
 def settable_clock(server: PrivateServer) -> Iterator[Path]:
-    """Restart the server with a clock that follows the offset in a file."""
+    """Restart the server with a clock that follows an offset stored in a file."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("a server with a wrong clock needs root and setpriv")
     library = faketime_library()
     with tempfile.TemporaryDirectory() as directory:
-        # The server runs as another user.
+        # The server runs as another user, who must be able to enter the directory.
         Path(directory).chmod(0o755)
         offset = Path(directory) / "offset"
         offset.write_text("+0")

@@ -22,7 +22,7 @@ Finished = subprocess.CompletedProcess[str]
 
 
 def horsies(directory: Path, *arguments: str, typed: str = "", **environment: str) -> Finished:
-    """Run the command as a user does, in its own directory and environment."""
+    """Run the command as a user does, in a separate directory and environment."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -53,7 +53,7 @@ def environment(**more: str) -> dict[str, str]:
 
 @contextmanager
 def worker(example: str, database_url: str, tmp_path: Path) -> Iterator[Path]:
-    """A copy of the example, with the worker of its page beside it."""
+    """A copy of the example, together with the worker of its page."""
     directory = shutil.copytree(EXAMPLES / example, tmp_path / example)
     (command,) = [line for line in commands(directory) if line.startswith("horsies worker")]
     log = tmp_path / "worker.log"

@@ -34,8 +34,8 @@ Database: TypeAlias = psycopg.Connection[Any]
 def is_reusable(connection: Database) -> bool:
     """Return whether a test has left a connection as it was opened; if so, reset its session.
 
-    The next test then saves the start of a session, whose caches are empty: opening one and finding the
-    tables empty took 54 to 67 ms on a busy machine, with a kept session 8 to 11 ms.
+    The next test then does not open a new session with empty caches: opening one and finding the tables
+    empty took 54 to 67 ms on a busy machine; with a kept session it took 8 to 11 ms.
     """
     as_opened = (
         not connection.closed
@@ -64,7 +64,7 @@ def with_password(url: str, password: str) -> str:
 
 
 def template_database(server_url: str, fill: str = "") -> str:
-    """Return the name of a migrated database with the rows of this script, known to the planner.
+    """Return the name of a migrated and analysed database with the rows of this script.
 
     The test processes share it: the first one makes it, and the others wait for that.
     """
@@ -125,7 +125,9 @@ def terminate(connection: Database, name: str) -> list[int]:
 
 
 def terminate_others(connection: Database) -> None:
-    """Cut every connection to the database but this one, those a pooler keeps in reserve included."""
+    """Cut every connection to the database except this one, including those that a pooler keeps in
+    reserve.
+    """
     connection.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
         "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
@@ -134,7 +136,9 @@ def terminate_others(connection: Database) -> None:
 
 @contextmanager
 def function_replaced(connection: Database, name: str, definition: str) -> Iterator[None]:
-    """Replace a function of the schema, and give it its own definition back, settings included."""
+    """Replace a function of the schema during the block, then restore its definition, including its
+    settings.
+    """
     (original,) = connection.execute(
         "SELECT pg_get_functiondef(%s::regproc)", (name,)
     ).fetchone() or ("",)
@@ -147,7 +151,7 @@ def function_replaced(connection: Database, name: str, definition: str) -> Itera
 
 @contextmanager
 def steps_of(connection: Database, items: int, size: int = 16_777_216) -> Iterator[None]:
-    """Let maps grow by so many items, or about so many bytes, at a time."""
+    """Let maps grow by this many items, or by about this many bytes, at a time."""
     step = (
         "(OUT items integer, OUT bytes integer) "
         f"LANGUAGE sql IMMUTABLE AS $$ SELECT {items}, {size} $$"
@@ -183,7 +187,9 @@ def changed_defaults(url: str) -> Iterator[None]:
 
 
 def framed_config(url: str, *, is_pooled: bool) -> PostgresConfig:
-    """With ``is_pooled`` every transaction has the BEGIN and COMMIT that a pooler needs; there is none."""
+    """Return a configuration; with ``is_pooled`` it frames transactions as for a pooler, although there
+    is none.
+    """
     if not is_pooled:
         return PostgresConfig(database_url=url)
     session_url = f"{url}&application_name=session"

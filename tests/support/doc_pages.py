@@ -21,8 +21,8 @@ PAGES = sorted(
     ]
 )
 
-# How a block is run that does not run in the order of its page: a test gives it a setting, it is part of an
-# example, a test makes its file and runs that, or it is code of another system and only compiled.
+# How a block that does not run in the order of its page is run: a test gives it a setting, it is part of
+# an example, a test makes its file and runs that, or it is code of another system and only compiled.
 MARKS = ("with-setting", "quoted", "as-file", "other-system")
 _BLOCK = re.compile(r"(?:<!-- file: (\S+) -->\n)?^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
 _LINK = re.compile(r"\[(`?)([^\]]+?)\1\]\(([^)\s]+)\)")
@@ -40,23 +40,23 @@ class Block:
 
     @property
     def is_python(self) -> bool:
-        """Whether it is Python at all."""
+        """Whether the block is Python."""
         return self.language.split()[:1] == ["python"]
 
     @property
     def is_run(self) -> bool:
-        """Whether it can be executed in the order of its page."""
+        """Whether the block can be executed in the order of its page."""
         return self.language == "python"
 
     @property
     def mark(self) -> str:
-        """How it is run if not in the order of its page: one of MARKS."""
+        """How the block is run if not in the order of its page: one of MARKS."""
         return self.language.partition(" ")[2]
 
 
 @dataclass(frozen=True)
 class Link:
-    """A link: whether its text is code, its text, and where it leads."""
+    """A link: whether its text is code, its text, and its target."""
 
     is_code: bool
     text: str
@@ -70,7 +70,7 @@ def page(name: str) -> str:
 
 
 def title(path: Path) -> str:
-    """Return how a page is called in test names."""
+    """Return the name of a page in test names."""
     return str(path.relative_to(REPOSITORY))
 
 
@@ -85,7 +85,7 @@ def files(text: str) -> dict[str, str]:
 
 
 def links(text: str) -> list[Link]:
-    """Return the links of a page, those in code blocks left out."""
+    """Return the links of a page, except those in code blocks."""
     return [Link(bool(mark), shown, to) for mark, shown, to in _LINK.findall(_BLOCK.sub("", text))]
 
 

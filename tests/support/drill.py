@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 VARIABLE = "HORSIES_TEST_DRILL"
-# Read once, because tests of the command line remove such variables.
+# Read at import, because tests of the command line remove these variables.
 ROWS = os.environ.get(VARIABLE)
 COLUMNS = {
     "shown": "Where it is shown",
@@ -27,7 +27,7 @@ COLUMNS = {
 
 
 def note(name: str, **facts: str | float) -> None:
-    """Print facts about a break, and keep them for the table."""
+    """Print facts about a break, and store them for the table."""
     print(f"\n| {name} | " + " | ".join(f"{key} {_text(value)}" for key, value in facts.items()))
     if ROWS is not None:
         with Path(ROWS).open("a", encoding="utf-8") as file:
@@ -53,7 +53,7 @@ def _text(value: str | float) -> str:
 
 
 def codes_of(overview: dict[str, Any]) -> list[str]:
-    """The codes of the lines, or that of the answer in place of the overview."""
+    """The codes of the overview's lines, or the code of the error if there is no overview."""
     return [one["code"] for one in overview.get("attention", [overview])]
 
 

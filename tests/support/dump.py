@@ -8,7 +8,7 @@ from tests.support.database import Database
 
 
 def dump(connection: Database) -> dict[str, str]:
-    """The text of every table of the schema, by COPY."""
+    """The text of every table of the schema, as COPY writes it."""
     names = connection.execute(
         "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
     ).fetchall()

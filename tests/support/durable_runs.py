@@ -11,7 +11,7 @@ from tests.support.workers import QUICK_RECOVERY, Fleet, RunningWorker
 APPLICATION = "tests.support.apps.durable:app"
 
 
-# A row of a step is written once: an update would change the past of a run.
+# The row of a step is written once: an update would change the past of a run.
 WITNESS = """
 CREATE TABLE durable_effects (task_id uuid, number integer);
 CREATE FUNCTION e2e_unchanged() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -44,7 +44,7 @@ def info_of(sent: TaskHandle[Any]) -> TaskInfo:
 
 
 class Effects(Counter[str]):
-    """How often each effect happened, outside of the database."""
+    """How often each effect happened outside the database."""
 
     def note(self, what: str) -> str:
         self[what] += 1

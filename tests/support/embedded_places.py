@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ORDINARY_USER = 65534
-# Starts the server of the first argument as the user of the second; shows where its data and socket are.
+# Starts the server named by the first argument as the user named by the second; prints the paths of its
+# data and socket.
 START = """
 import os, sys
 import psycopg, psycopg_binary.pq

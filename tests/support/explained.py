@@ -1,4 +1,6 @@
-"""Explanations through every door: the program, the command line, the JSON API and the page must agree."""
+"""Explanations through every interface: the program, the command line, the JSON API and the page must
+agree.
+"""
 
 from __future__ import annotations
 

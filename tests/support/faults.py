@@ -1,4 +1,5 @@
-"""Faults at the boundaries of protocol messages: an error in place of a message, a cut, silence, odd packets.
+"""Faults at the boundaries of protocol messages: an error in place of a message, a cut, silence, unusual
+packets.
 
 A fault is numbered by the messages of its direction since it was armed. Messages that come at any time, such
 as notifications, and those that open or close a session do not count, so a repeated conversation has the
@@ -14,7 +15,7 @@ from enum import Enum
 
 
 class Direction(Enum):
-    """Questions go to the server, answers to the client."""
+    """Questions are messages to the server, answers are messages to the client."""
 
     QUESTION = "question"
     ANSWER = "answer"
@@ -28,9 +29,9 @@ class Action(Enum):
     # The server ends the session in place of an answer, which may confirm a commit.
     FATAL = "fatal"
     CLOSE = "close"
-    # Nothing of this direction passes any more.
+    # Nothing more passes in this direction.
     STALL = "stall"
-    # The message comes later.
+    # The message is delivered late.
     DELAY = "delay"
 
 
@@ -57,7 +58,7 @@ _DELAY_SECONDS = 0.01
 class Faults:
     """The fault that a proxy causes next; it happens once."""
 
-    # How many bytes a packet has; 0 collects messages until the other side must answer.
+    # How many bytes a packet has; 0 collects messages until the sender waits for an answer.
     packet_bytes: int | None = None
     counts: dict[Direction, int] = field(default_factory=dict)
     has_happened: bool = False
@@ -70,7 +71,7 @@ class Faults:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def arm(self, fault: Fault | None = None) -> None:
-        """Count from here; cause this fault when its message comes."""
+        """Count messages from here, and cause this fault at the message with its number."""
         with self._lock:
             self._released = threading.Event()
             self.counts = dict.fromkeys(Direction, 0)
@@ -112,7 +113,7 @@ class Faults:
         return fault
 
     def packets(self, data: bytes) -> Iterator[bytes]:
-        """Cut bytes that follow each other into packets."""
+        """Cut consecutive bytes into packets."""
         size = self.packet_bytes or len(data) or 1
         for start in range(0, len(data), size):
             yield data[start : start + size]

@@ -33,7 +33,7 @@ class FileStore:
 
 
 class Directory:
-    """The directory of such a store, which can be put away for a while."""
+    """The directory of a file store, which the test can move away for a while."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._away = path, path.with_name("away")

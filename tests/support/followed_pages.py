@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.commands import environment, running_worker
 from tests.support.doc_pages import blocks, files, page
 
-# The commands of a page that end by themselves and need nothing but its files.
+# The commands of a page that end by themselves and need only its files.
 COMMANDS = ("python ", "horsies check", "horsies version")
 
 

@@ -215,7 +215,7 @@ def rewritten(text: str) -> str:
 
 
 def names_of_parts(text: str) -> list[str]:
-    """Return which generated parts a page holds."""
+    """Return which generated parts a page contains."""
     return [part[1] for part in _PART.findall(text)]
 
 

@@ -28,9 +28,10 @@ class Hosts:
         return ["ip", "netns", "exec", f"{self.mark}{host}"]
 
     def inside(self, host: str) -> list[str]:
-        """The same, with a hostname and process numbers of the host's own.
+        """Like ``through``, but with the host's own hostname and process numbers.
 
-        The program is a child of the process that is started, and number 1 on its host.
+        The program is a child of the process that this command starts, and has process number 1 on its
+        host.
         """
         alone = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         return [*self.through(host), *alone, "sh", "-c", 'hostname "$0" && exec "$@"', host]
@@ -60,7 +61,7 @@ class Hosts:
         run("ip", "-n", f"{self.mark}w{number}", "link", "set", "up0", "up")
 
     def swallow(self, number: int) -> None:
-        """Drop every packet between this host and the database, in silence: both sides stay up."""
+        """Drop every packet between this host and the database silently: both interfaces stay up."""
         for name, device, peer in self._ends(number):
             nobody = ["lladdr", "02:00:00:00:00:99", "nud", "permanent"]
             run("ip", "-n", name, "neigh", "replace", peer, *nobody, "dev", device)
@@ -96,7 +97,7 @@ def namespaces() -> Iterator[Hosts]:
 
 @contextmanager
 def hosts_or_skip() -> Iterator[Hosts]:
-    """Hosts, where the machine permits them."""
+    """Yield hosts if the machine permits them; otherwise skip the test."""
     if shutil.which("ip") is None or shutil.which("setpriv") is None:
         pytest.skip("network namespaces need ip and setpriv: apt-get install iproute2 util-linux")
     if os.geteuid() != 0:

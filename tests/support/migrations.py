@@ -48,7 +48,7 @@ def apply_all_but(connection: Connection[Any], left_out: Migration) -> None:
 
 
 def misplaced(before: Collection[str], after: Collection[str]) -> list[str]:
-    """The added files whose number is not above all that were there."""
+    """The added files whose number is not above the numbers of all earlier files."""
     highest = max(before, default="")[:4]
     return sorted(name for name in set(after) - set(before) if name[:4] <= highest)
 

@@ -1,4 +1,6 @@
-"""The notifications that a test's transactions send. What has not come before a later one never will."""
+"""The notifications that a test's transactions send. They arrive in order, so one that is missing when a
+later one arrives was never sent.
+"""
 
 from __future__ import annotations
 

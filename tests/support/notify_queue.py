@@ -23,7 +23,7 @@ def limit_queue(server: PrivateServer) -> None:
 
 @contextmanager
 def full_queue(url: str) -> Iterator[None]:
-    """Keep the queue full: a session listens, stays in a transaction and so reads nothing."""
+    """Keep the queue full: a session listens but stays in a transaction, and therefore reads nothing."""
     with psycopg.connect(url, autocommit=True) as listener:
         listener.execute("LISTEN test_full")
         listener.execute("BEGIN")

@@ -1,4 +1,4 @@
-"""Equal values that were written in another order, here and in other interpreters."""
+"""Equal values that were written in another order, in this interpreter and in others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reordered(value: Any, random: Random) -> Any:
 
 
 def _refilled(elements: list[Any], random: Random) -> set[Any]:
-    # A set that once was larger keeps its larger table, in which elements lie in another order.
+    # A set that was larger before keeps its larger table, in which elements lie in another order.
     passing = [object() for _ in range(random.choice([0, 100]))]
     filled = {*passing, *random.sample(elements, len(elements))}
     filled.difference_update(passing)

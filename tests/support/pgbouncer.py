@@ -41,7 +41,7 @@ def find_pgbouncer() -> str | None:
 
 
 class PgBouncer:
-    """A PgBouncer before one database, on a port that stays the same when it is started again."""
+    """A PgBouncer in front of one database; its port stays the same when it is started again."""
 
     def __init__(
         self,
@@ -81,12 +81,12 @@ class PgBouncer:
         wait_until(lambda: _answers(self.url, self.process))
 
     def kill(self) -> None:
-        """End the program with SIGKILL: its clients lose their connections without a word."""
+        """End the program with SIGKILL: its clients lose their connections without notice."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """End the program, if it was started; one that is frozen as well."""
+        """End the program if it was started, even if it is frozen."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
@@ -108,7 +108,7 @@ def started_pgbouncer(database_url: str, pool_mode: str = "transaction") -> Iter
 
 @contextmanager
 def running_pgbouncer(database_url: str, pool_mode: str = "transaction") -> Iterator[str]:
-    """Start PgBouncer before this database and yield the URL that leads through it."""
+    """Start PgBouncer in front of this database and yield the URL that leads through it."""
     with started_pgbouncer(database_url, pool_mode) as pooler:
         yield pooler.url
 
@@ -120,7 +120,7 @@ def client_names(pooled_url: str) -> list[str]:
 
 
 def server_pids(pooled_url: str) -> set[int]:
-    """The server processes of the connections PgBouncer itself holds."""
+    """The server processes behind PgBouncer's own connections."""
     return {row[-3] for row in _show(pooled_url, "SERVERS")}
 
 
@@ -133,8 +133,8 @@ def _show(pooled_url: str, what: LiteralString) -> list[tuple[Any, ...]]:
 def _start(
     command: list[str], server: Mapping[str, object], log: TextIO
 ) -> subprocess.Popen[bytes]:
-    # PgBouncer refuses to run as root. Whoever owns the directory of the server's socket can enter
-    # it; over TCP anybody will do.
+    # PgBouncer refuses to run as root. The owner of the directory of the server's socket can enter it;
+    # over TCP, any user works.
     user = None
     if os.geteuid() == 0:
         host = str(server.get("host") or "")

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from tests.support.database import Database
 
-# In the DETAIL of the error, as a row would be.
+# The DETAIL of the error contains this text, as it might contain a row.
 SECRET = "contents of a row"
 
 REFUSE = """
@@ -41,7 +41,7 @@ def poisoned(
     event: LiteralString = "UPDATE",
     trigger: LiteralString = IMMEDIATE,
 ) -> Iterator[None]:
-    """Refuse every event for which the condition on OLD and NEW holds, with that SQLSTATE."""
+    """Refuse every event for which the condition on OLD and NEW holds, with this SQLSTATE."""
     literals = [sql.Literal(value) for value in values]
     connection.execute(sql.SQL(REFUSE).format(secret=sql.Literal(SECRET)))
     try:
@@ -80,7 +80,7 @@ def slowed(
     seconds: float,
     deferred: bool = False,
 ) -> Iterator[None]:
-    """Let every update of a task for which the condition holds take long, or the COMMIT after it."""
+    """Delay every update of a task for which the condition holds, or the COMMIT after it."""
     kind = sql.SQL("CONSTRAINT TRIGGER" if deferred else "TRIGGER")
     timing = sql.SQL("DEFERRABLE INITIALLY DEFERRED" if deferred else "")
     literals = [sql.Literal(value) for value in values]

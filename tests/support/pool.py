@@ -32,7 +32,7 @@ def assignment(name: str, *args: Any, timeout_ms: int | None = None) -> Assignme
 
 
 def collect_until(pool: ChildPool, wanted: Callable[[], bool]) -> list[PoolEvent]:
-    """Everything the pool tells until the condition holds."""
+    """Return the pool's events until the condition holds."""
     events: list[PoolEvent] = []
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not wanted():
@@ -42,7 +42,7 @@ def collect_until(pool: ChildPool, wanted: Callable[[], bool]) -> list[PoolEvent
 
 
 def collect_events(pool: ChildPool, count: int, kind: type[PoolEvent]) -> list[PoolEvent]:
-    """All events of the pool up to `count` events of `kind`."""
+    """Return the pool's events up to `count` events of `kind`."""
     events: list[PoolEvent] = []
     deadline = time.monotonic() + DEADLINE_SECONDS
     while sum(isinstance(event, kind) for event in events) < count:
@@ -52,7 +52,7 @@ def collect_events(pool: ChildPool, count: int, kind: type[PoolEvent]) -> list[P
 
 
 def next_event(pool: ChildPool) -> PoolEvent:
-    """The next thing the pool tells."""
+    """Return the pool's next event."""
     events: list[PoolEvent] = []
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not events:

@@ -31,5 +31,5 @@ def free_port() -> int:
 def _own_ports() -> Iterator[int]:
     number = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 0)
     share = PORTS[number % PROCESSES_MAX :: PROCESSES_MAX]
-    # The shared seed of `random` would have two runs of the tests choose the same ones.
+    # With the shared seed of `random`, two runs of the tests would choose the same ports.
     return cycle(SystemRandom().sample(share, len(share)))

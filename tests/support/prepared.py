@@ -1,8 +1,9 @@
 """Workers as forks of an interpreter that has already imported the package.
 
 The imports of `python -m horsies worker` take most of the processor time of a short end-to-end test. A
-prepared interpreter makes them once for a test process; each worker is a fork of it with its own session,
-environment and files, and a child of the test process like any other. Tests of start-up run the command.
+prepared interpreter does these imports once for a test process; each worker is a fork of it with its own
+session, environment and files, and a child of the test process like any other. Tests of start-up run the
+command.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import NoReturn
 from horsies.logs import DESCRIPTOR_VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
-# Every process of a test's workers has it in its environment.
+# An environment variable that every process of a test's workers has.
 DATABASE_VARIABLE = "HORSIES_E2E_DATABASE_URL"
 _COMMAND = [sys.executable, "-m", "horsies"]
 _COMMANDS = ("worker", "scheduler")
@@ -35,14 +36,14 @@ _MODULES = (
     "horsies.cli.scheduler",
     "horsies.worker.loop",
 )
-# Libraries and the interpreter read variables with these names when they start.
+# Libraries and the interpreter read these variables when they start.
 _READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "PYDANTIC", "MALLOC")
 _PR_SET_CHILD_SUBREAPER = 36
 _REQUEST_BYTES = 1_000_000
 
 
 def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether a fork of the prepared interpreter is what this command would start."""
+    """Whether a fork of the prepared interpreter is equivalent to this command."""
     return (
         sys.platform == "linux"
         and [*command[:3]] == _COMMAND
@@ -59,7 +60,7 @@ _STARTED_WITH = _read_at_start(os.environ)
 
 
 class ForkedProcess(subprocess.Popen[bytes]):
-    """A child of this process that another one has forked for it."""
+    """A child of this process that another process has forked on its behalf."""
 
     def __init__(self, args: Sequence[str], pid: int) -> None:
         self.args = args

@@ -1,4 +1,5 @@
-"""A PostgreSQL of one test process's own: it can be stopped, started again, and asks for passwords."""
+"""A private PostgreSQL of one test process: it can be stopped and started again, and asks for passwords.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ LOCKED_ROLE = "locked"
 
 
 class PrivateServer:
-    """An embedded server outside the one all tests share.
+    """An embedded server, separate from the one that all tests share.
 
     The role ``locked`` needs a password; the superuser does not.
     """
@@ -54,7 +55,7 @@ class PrivateServer:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Stop all of its processes for the block: connections are accepted, and nothing answers."""
+        """Freeze all its processes during the block: connections are accepted, but nothing answers."""
         pids = self.pids()
         _signal_each(pids, signal.SIGSTOP)
         try:
@@ -67,7 +68,8 @@ class PrivateServer:
         self._server.stop()
 
     def crash(self) -> None:
-        """Stop the server as a crash does: nothing is finished, the log is replayed at the start."""
+        """Stop the server like a crash: nothing is finished, and the log is replayed at the next start.
+        """
         server = self._server
         command = [server.bin_path / "pg_ctl", "-w", "-m", "immediate", "-D", server.pgdata, "stop"]
         subprocess.run(command, check=True, user=server.system_user, stdout=subprocess.DEVNULL)
@@ -80,10 +82,9 @@ class PrivateServer:
         as_owner: Sequence[str] = (),
         addresses: str = "0.0.0.0",
     ) -> None:
-        """Start it again behind another program, as `ip netns exec` is one, listening on TCP as well.
-
-        `as_owner` is another such program, run by the user that owns the data. Without `addresses` the
-        port is only part of the socket's name.
+        """Start the server again through another program, such as `ip netns exec`, and listen on TCP as
+        well. `as_owner` is another program of this kind, run by the user that owns the data. Without
+        `addresses` the port is only part of the socket's name.
         """
         server, data = self._server, Path(self._server.pgdata)
         with (data / "pg_hba.conf").open("a") as rules:
@@ -105,7 +106,7 @@ class PrivateServer:
         self.start()  # it runs already; this only makes it known
 
     def start(self) -> None:
-        """Start it again at the same place."""
+        """Start the server again at the same place."""
         self._server.ensure_postgres_running()
 
     def remove(self) -> None:
@@ -115,7 +116,8 @@ class PrivateServer:
 
 
 def _signal_each(pids: Iterable[int], number: signal.Signals) -> None:
-    """Signal the processes, except those that have just ended, as that of a closed session."""
+    """Signal the processes, except those that have just ended, for example because a session was closed.
+    """
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -1,8 +1,8 @@
 """A proxy in front of PostgreSQL that can lose an answer, keep notifications back, cut its connections,
 hold or lose all traffic, vanish for a while, or cause a fault at any boundary of messages.
 
-Understands just enough of the protocol to know when the server is done with a request: an answer
-that is swallowed belongs to a statement that has been committed.
+It understands just enough of the protocol to know when the server has finished a request: a lost answer
+belongs to a statement that has been committed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Proxy:
     """Forwards connections to one server; use as a context manager."""
 
     def __init__(self, server_url: str | Callable[[], str], faults: Faults | None = None) -> None:
-        # Where the server may move, every new connection asks for its address.
+        # If the server may move, this function returns its current address for each new connection.
         self._find_server = server_url if callable(server_url) else lambda: server_url
         self._server = conninfo_to_dict(self._find_server())
         self._faults = faults
@@ -44,17 +44,17 @@ class Proxy:
         self._doomed: bytes | None = None
         self._is_flowing = threading.Event()
         self._is_flowing.set()
-        # Changes every whole message of the server on its way.
+        # Changes each complete message from the server before it is passed on.
         self.rewrite: Callable[[bytes], bytes] = bytes
         # While set, every notification is lost; everything else passes.
         self.is_silent = False
-        # What clients have sent, by connection; nothing is kept unless it is a list.
+        # The bytes that clients have sent, by connection; nothing is kept unless this is a list.
         self.questions: list[bytearray] | None = None
         self.swallowed = threading.Event()
 
     @property
     def port(self) -> int:
-        """Where it listens while it is started."""
+        """The port on which the proxy listens while it is started."""
         return self._port
 
     @property
@@ -87,7 +87,7 @@ class Proxy:
             with suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
-            # A connection accepted at the last moment would otherwise be opened after the cut.
+            # Without this, a connection accepted at the last moment would be opened after the cut.
             self._threads.pop(0).join()
         self.cut()
         while self._threads:
@@ -110,7 +110,7 @@ class Proxy:
         self._is_flowing.set()
 
     def swallow_answer_with(self, marker: bytes) -> None:
-        """Cut the connection in place of the next answer that holds these bytes."""
+        """Cut the connection in place of the next answer that contains these bytes."""
         self.swallowed.clear()
         self._doomed = marker
 
@@ -166,7 +166,7 @@ class Proxy:
                 messages, rest = whole_messages(rest + data)
                 passed = [message for message in messages if self._lets_pass(message)]
                 answer += b"".join(map(self.rewrite, passed))
-                # A notification may come behind the end of an answer, and between two of them.
+                # A notification may arrive after the end of an answer, or between two answers.
                 for message in messages:
                     if not message.startswith(NOTIFICATION):
                         is_whole = message.startswith(READY_FOR_QUERY)

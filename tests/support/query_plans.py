@@ -42,7 +42,7 @@ def reads(connection: Connection[Any], step: Step) -> tuple[Sequence[Any], int]:
 
 @pytest.fixture(params=["force_generic_plan", "force_custom_plan"])
 def full(full_url: str, request: pytest.FixtureRequest) -> Iterator[Connection[Any]]:
-    """A transaction on the full database, rolled back in the end."""
+    """A transaction on the full database that is rolled back at the end."""
     with psycopg.connect(full_url, prepare_threshold=0) as connection:
         connection.execute("SELECT set_config('plan_cache_mode', %s, false)", (request.param,))
         yield connection

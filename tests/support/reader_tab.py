@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 SCREEN = {"width": 1280, "height": 900}
-# The text of the screen: the blocks of the article that lie on it, one inside another left out.
+# The text of the screen: the article's blocks on the screen, without blocks inside other blocks.
 ON_SCREEN = """() => {
   const kinds = "h1,h2,h3,h4,p,li,pre,tr,dt,dd,summary,svg.drawing";
   const top = document.querySelector(".md-header").offsetHeight;
@@ -40,7 +40,7 @@ ON_SCREEN = """() => {
   return [...document.querySelectorAll("article :is(" + kinds + ")")]
     .filter(one => outer(one) && seen(one)).map(text).join("\\n");
 }"""
-# The next place of some words in the article; the menus beside it are passed over.
+# The next occurrence of some words in the article; the menus next to it are skipped.
 FIND = """words => {
   for (let tries = 0; tries < 200; tries++) {
     if (!window.find(words, false, false, true)) return false;
@@ -94,7 +94,7 @@ class Reading:
         return f"Question {words}: {QUESTIONS[self.question - 1].text}\n\n{self.view()}"
 
     def view(self, _: str = "") -> str:
-        """Return the text on the screen, and which part of the page that is."""
+        """Return the text on the screen, and its position in the page."""
         self.listed = []
         top, height, whole = self.tab.evaluate(PLACE)
         place = f"{self.tab.title()} ({self.tab.url.removeprefix(self.address)})"
@@ -124,7 +124,7 @@ class Reading:
         return self._numbered(found.all())
 
     def _numbered(self, found: list[Locator]) -> str:
-        """Remember the links and return them with their numbers and where they lead."""
+        """Remember the links and return them with their numbers and targets."""
         lines = []
         for number, one in enumerate(found, 1):
             text = " ".join(one.inner_text().split())

@@ -1,4 +1,4 @@
-"""A receiver of webhooks: a real HTTP server that answers as a test says and keeps what it got."""
+"""A receiver of webhooks: a real HTTP server that answers as the test demands and keeps the requests."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class Receiver:
     answers: list[int] = field(default_factory=lambda: [200])
     headers: dict[str, str] = field(default_factory=dict)
     received: list[Received] = field(default_factory=list)
-    # While it is not set, the receiver keeps its senders waiting.
+    # While this event is not set, the receiver keeps its senders waiting.
     is_awake: threading.Event = field(default_factory=threading.Event)
     port: int = 0
-    # How many requests have come, those that still wait for their answer included.
+    # How many requests have arrived, including those that still wait for their answer.
     arrived: int = 0
 
     @property
@@ -71,7 +71,7 @@ class Receiver:
         return [one for one in list(self.received) if 200 <= one.answered < 300]
 
     def webhook(self, **changes: Any) -> dict[str, Any]:
-        """A webhook of an application that leads here and does not wait long."""
+        """Return a webhook of an application that sends to this receiver and does not wait long."""
         return {
             "name": "alerts",
             "url": self.url,
@@ -117,7 +117,7 @@ def receiving(given: Receiver | None = None) -> Iterator[Receiver]:
         allow_reuse_address = True
 
         def handle_error(self, *_: object) -> None:
-            """A killed sender is no news."""
+            """Ignore errors of connections whose sender was killed."""
 
     server = Server(("127.0.0.1", receiver.port), Handler)
     receiver.port = server.server_address[1]

@@ -1,4 +1,4 @@
-"""One state of the database for each red code of the catalogue, made of rows."""
+"""One state of the database, made of rows, for each red code of the catalogue."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Two PostgreSQL servers, a primary and its synchronous standby, that a test may restart and switch.
 
-Commits are acknowledged only when both servers have them, so a promoted standby has lost nothing that a
-client was promised. Both listen on TCP ports that never change.
+Commits are acknowledged only when both servers have them, so a promoted standby has every commit that a
+client saw confirmed. Both listen on TCP ports that never change.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ class ReplicatedServer:
             shutil.chown(self._parent, user)
         self.servers = tuple(Server(name, self._parent / name, user) for name in ("a", "b"))
         self.primary, self.standby = self.servers
-        # One change at a time, whichever thread asks for it.
+        # Only one change at a time, even if several threads ask for one.
         self._lock = threading.Lock()
 
     @property
     def url(self) -> str:
-        """The address that finds the primary, whichever of the two it is."""
+        """The address that finds the primary, whichever server it is."""
         return two_host_url(server.port for server in self.servers)
 
     def __enter__(self) -> Self:

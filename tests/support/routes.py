@@ -1,4 +1,4 @@
-"""The way of producers and workers to the database: straight, or through PgBouncer."""
+"""The connection route of producers and workers: direct, or through PgBouncer."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ THROUGH_PGBOUNCER = os.environ.get("HORSIES_TEST_POOLER") == "1"
 
 
 def routed(database_url: str) -> AbstractContextManager[Route]:
-    """The way this run's producers and workers take: straight, or through a transaction pooler."""
+    """The connection route of this run's producers and workers: direct, or through a transaction pooler.
+    """
     return pooled_route(database_url) if THROUGH_PGBOUNCER else nullcontext(Route(database_url))
 
 
 @contextmanager
 def pooled_route(database_url: str) -> Iterator[Route]:
-    """Connect through our own PgBouncer; notifications come straight from the server."""
+    """Connect through our own PgBouncer; notifications come directly from the server."""
     with pooled(database_url) as (pooled_url, broker):
         # A pooler may hand a send to a server connection that has just died.
         yield Route(pooled_url, broker, {"resend_on_transient_err": True})
@@ -33,14 +34,14 @@ def pooled_route(database_url: str) -> Iterator[Route]:
 
 @pytest.fixture(scope="session")
 def route(process_url: str) -> Iterator[Route]:
-    """The way to this process's database."""
+    """The route to this process's database."""
     with routed(process_url) as route:
         yield route
 
 
 @pytest.fixture(scope="session")
 def programs(route: Route) -> Iterator[ModuleType]:
-    """The application of the workers, for sending: imported once the database is known."""
+    """The application of the workers, used for sending; imported once the database is known."""
     os.environ[DATABASE_VARIABLE] = route.url
     os.environ[CONFIG_VARIABLE] = json.dumps({"broker": route.broker, **route.producer})
     module = importlib.import_module("tests.support.apps.programs")

@@ -1,4 +1,4 @@
-"""Rows in any condition, written by plain SQL without producers or workers, and exact pictures of them.
+"""Rows in any state, written by plain SQL without producers or workers, and exact copies of them.
 
 One builder per table. A column's value given as ``sql.SQL`` is an expression.
 """
@@ -39,7 +39,7 @@ def insert_raw(connection: Database, name: str, args: str, kwargs: str = "{}") -
 
 
 def ago(seconds: float) -> sql.SQL:
-    """Return an expression for so many seconds before the database's now, or after it."""
+    """Return an expression for the time this many seconds before the database's now, or after it."""
     return sql.SQL(f"now() - interval '{float(seconds)} seconds'")
 
 
@@ -166,7 +166,7 @@ def picture(connection: Database, task_id: str) -> tuple[Any, ...]:
 
 
 def attempts_of(connection: Database, task_id: str) -> list[dict[str, Any]]:
-    """Return the attempts of the task, first one first."""
+    """Return the attempts of the task, in order."""
     found = connection.execute(
         "SELECT to_jsonb(tried)::text FROM horsies_task_attempts AS tried "
         "WHERE task_id = %s ORDER BY attempt",
@@ -176,7 +176,7 @@ def attempts_of(connection: Database, task_id: str) -> list[dict[str, Any]]:
 
 
 def add_failed(connection: Database, count: int, code: str = "CARD_REFUSED") -> None:
-    """Insert failed tasks that were sent during the last minutes, each with an id of its time."""
+    """Insert failed tasks that were sent during the last minutes, each with an id of its send time."""
     connection.execute(
         "INSERT INTO horsies_tasks (id, task_name, queue_name, status, args, kwargs, enqueue_sha, "
         "error_code, created_at, failed_at) "
@@ -199,7 +199,7 @@ def resent(connection: Database) -> list[int]:
 
 
 def actions(connection: Database) -> list[tuple[Any, ...]]:
-    """The history of changes. A draft is not part of it."""
+    """The history of changes, without drafts."""
     return connection.execute(
         "SELECT actor, verb, subject, outcome, detail FROM horsies_actions "
         "WHERE outcome <> 'draft' ORDER BY id"
@@ -207,7 +207,7 @@ def actions(connection: Database) -> list[tuple[Any, ...]]:
 
 
 def drafts(connection: Database) -> list[tuple[Any, ...]]:
-    """The dry runs that nobody has started."""
+    """The dry runs that were never started."""
     return connection.execute(
         "SELECT actor, verb, subject FROM horsies_actions WHERE outcome = 'draft' ORDER BY id"
     ).fetchall()
@@ -220,7 +220,7 @@ def retried(*codes: str) -> dict[str, Any]:
 
 
 def add_many(connection: Database, count: int, queue: str = "default") -> None:
-    """Insert that many due tasks, one millisecond apart."""
+    """Insert this many due tasks, one millisecond apart."""
     connection.execute(
         "INSERT INTO horsies_tasks (id, task_name, queue_name, enqueue_sha, enqueued_at) "
         "SELECT gen_random_uuid(), 'work', %s, 'sha', now() - n * interval '1 millisecond' "

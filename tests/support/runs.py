@@ -1,4 +1,4 @@
-"""Runs of workflows, started and looked at by plain statements, for the tests."""
+"""Runs of workflows, started and read by plain statements, for the tests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunRow:
 
 
 def start(connection: Connection[Any], *specs: WorkflowSpec[Any]) -> list[str]:
-    """Start runs in one statement; their ids."""
+    """Start runs in one statement; return their ids."""
     run_ids = [new_id() for _ in specs]
     plans = [plan(spec, run_id) for spec, run_id in zip(specs, run_ids, strict=True)]
     rows = start_runs.fetch(connection, f"[{','.join(plans)}]")
@@ -70,13 +70,13 @@ def execute_node(
 
 
 def status(connection: Connection[Any], run_id: str) -> str:
-    """How the run is."""
+    """Return the status of the run."""
     (row,) = connection.execute("SELECT status FROM horsies_workflows WHERE id = %s", (run_id,))
     return str(row[0])
 
 
 def wait_for(connection: Connection[Any], run_id: str, wanted: str, seconds: float = 60.0) -> None:
-    """Wait until the run has that status."""
+    """Wait until the run has this status."""
     wait_until(
         lambda: status(connection, run_id) == wanted,
         seconds,
@@ -104,7 +104,7 @@ def all_runs(connection: Connection[Any]) -> list[RunRow]:
 
 
 def result(connection: Connection[Any], run_id: str) -> Any:
-    """The stored result of the run, as plain JSON."""
+    """Return the stored result of the run, as plain JSON."""
     (row,) = read_runs.fetch(connection, [run_id], 1 << 30)
     return None if row.result is None else json.loads(row.result)
 
@@ -121,7 +121,7 @@ def problems(connection: Connection[Any]) -> list[str]:
 
 
 def deadlocks(connection: Connection[Any]) -> int:
-    """How often the server had to break a circle of waiting transactions."""
+    """Return how many deadlocks the server has resolved."""
     (row,) = connection.execute(
         "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     )

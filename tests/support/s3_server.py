@@ -1,4 +1,4 @@
-"""A real server with the interface of S3, and a gate before it that can be closed."""
+"""A real server with the interface of S3, and in front of it a gate that can be closed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
-# No part of them may appear in a log, an error or a table.
+# No part of these credentials may appear in a log, an error or a table.
 ACCESS_KEY, SECRET_KEY, SESSION_TOKEN = "AKIAHIDDENACCESSKEY", "hidden-secret-key", "hidden-token"
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": ACCESS_KEY,
@@ -137,7 +137,7 @@ class _Gate(socketserver.ThreadingTCPServer):
             for one in self.sockets:
                 with suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
-        self.server_close()  # waits for the forwarders
+        self.server_close()  # waits for the forwarding threads
 
 
 class _Forwarder(socketserver.BaseRequestHandler):

@@ -1,7 +1,6 @@
-"""Schedulers as processes, and the books they must have kept.
-
-A schedule's slots are counted from the one on record before any scheduler starts, so that every one of
-them is known beforehand: each must be there once.
+"""Schedulers as processes, and checks of the slots they must have fired. A schedule's slots are counted
+from the one on record before any scheduler starts, so that every slot is known beforehand: each must be
+fired exactly once.
 """
 
 from __future__ import annotations
@@ -21,16 +20,18 @@ from tests.support.database import Database
 from tests.support.workers import Fleet, RunningWorker
 
 APPLICATION = "tests.support.apps.scheduled:app"
-# Names a file; while it is there, the slow workflow is not built.
+# The variable names a file; while the file exists, the slow workflow is not built.
 GATE_VARIABLE = "HORSIES_TEST_BUILD_GATE"
 
-# The schedules of the application with many, and their interval: ten thousand take seconds to be sent once.
+# How many schedules the application has, and their interval: to send ten thousand tasks takes seconds.
 MANY = int(os.environ.get("HORSIES_TEST_SCHEDULES", "300"))
 MANY_SECONDS = 2 if MANY <= 1_000 else 30
 
 
 def every(seconds: int, name: str, **fields: Any) -> dict[str, Any]:
-    """A schedule as JSON: a task that does nothing, every so many seconds, none of them missed."""
+    """Return a schedule as JSON: a task that does nothing, due every this many seconds, missed slots
+    caught up.
+    """
     defaults = {"name": name, "task_name": "noop", "catch_up_missed": True}
     return defaults | {"pattern": {"type": "interval", "seconds": seconds}} | fields
 
@@ -50,7 +51,7 @@ def start_scheduler(
     *,
     ready: bool = True,
 ) -> RunningWorker:
-    """Start a scheduler; it is among the fleet's processes for logs and for the end."""
+    """Start a scheduler as one of the fleet's processes, so that the fleet shows its log and ends it."""
     command = [sys.executable, "-m", "horsies", "scheduler", APPLICATION]
     scheduler = fleet.launch(
         "scheduler", command, fleet.environment(config=config) | dict(environment or {})
@@ -61,7 +62,7 @@ def start_scheduler(
 
 
 def wait_until_serving(scheduler: RunningWorker, seconds: float = 60.0) -> None:
-    """Wait until it serves its schedules."""
+    """Wait until the scheduler serves its schedules."""
     scheduler.wait_until_ready("scheduler_ready", seconds)
 
 
@@ -76,7 +77,7 @@ class Sent:
 
 
 def sent(connection: Database, name: str | None = None) -> list[Sent]:
-    """The tasks that schedules have sent for slots, by schedule and slot."""
+    """The tasks that schedules have sent, by schedule and slot."""
     rows = connection.execute(
         "SELECT schedule_name, scheduled_for, created_at, status FROM horsies_tasks "
         "WHERE scheduled_for IS NOT NULL AND (%(name)s::text IS NULL OR schedule_name = %(name)s) "
@@ -87,12 +88,12 @@ def sent(connection: Database, name: str | None = None) -> list[Sent]:
 
 
 def slots(connection: Database, name: str) -> list[datetime]:
-    """The slots of one schedule that became tasks."""
+    """The slots of one schedule that have become tasks."""
     return [one.slot for one in sent(connection, name)]
 
 
 def enter(connection: Database, app: Horsies, config: Mapping[str, Any]) -> dict[str, datetime]:
-    """Bring the schedules on record, as the first scheduler would; the first slot of each."""
+    """Store the schedules, as the first scheduler would; return the first slot of each."""
     settings = AppConfig(broker=app.config.broker, schedule=config["schedule"])
     registry = Registry.of(settings, app.definitions(), APPLICATION, app)
     run_script(connection, store_configured(registry, at_start=True))
@@ -100,7 +101,7 @@ def enter(connection: Database, app: Horsies, config: Mapping[str, Any]) -> dict
 
 
 def next_slots(connection: Database) -> dict[str, datetime]:
-    """The next slot of every schedule on record."""
+    """The next slot of every stored schedule."""
     rows = connection.execute("SELECT schedule_name, next_run_at FROM horsies_schedule_state")
     return {name: moment.astimezone(UTC) for name, moment in rows}
 
@@ -108,7 +109,9 @@ def next_slots(connection: Database) -> dict[str, datetime]:
 def check_books(
     connection: Database, first: Mapping[str, datetime], seconds: Mapping[str, int]
 ) -> int:
-    """Every slot from the first to the next one on record has become one task; how many they are."""
+    """Check that every slot from the first to the next stored one has become one task; return their
+    number.
+    """
     following = next_slots(connection)
     counts = dict(
         connection.execute("SELECT schedule_name, run_count FROM horsies_schedule_state").fetchall()

@@ -29,7 +29,7 @@ from tests.support.database import Database
 MakeApp: TypeAlias = Callable[..., Horsies]
 
 OWNER = "tests:app"
-# A minute long enough ago that nothing in a test is due twice by accident.
+# A minute so long ago that nothing in a test is due twice by accident.
 LONG_AGO = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
 
@@ -125,7 +125,7 @@ def registry_of(app: Horsies, owner: str = OWNER) -> Registry:
 
 
 def enter(connection: Database, app: Horsies, *, at_start: bool = True) -> Registry:
-    """Bring the schedules of an application on record, as its scheduler does when it starts."""
+    """Store the schedules of an application, as its scheduler does when it starts."""
     registry = registry_of(app)
     run_script(connection, store_configured(registry, at_start=at_start))
     return registry
@@ -145,7 +145,7 @@ def tick(
 
 
 def tick_at_once(url: str, registry: Registry, schedulers: int, times: int) -> None:
-    """Tick so many times in each of several schedulers, which begin together."""
+    """Tick this many times in each of several schedulers, which start at the same time."""
     gate = threading.Barrier(schedulers)
 
     def serve(_: int) -> None:
@@ -155,11 +155,11 @@ def tick_at_once(url: str, registry: Registry, schedulers: int, times: int) -> N
                 tick(own, registry)
 
     with ThreadPoolExecutor(schedulers) as threads:
-        list(threads.map(serve, range(schedulers)))  # raises the first error of a scheduler
+        list(threads.map(serve, range(schedulers)))  # raises the first exception of a scheduler
 
 
 def state(connection: Database, name: str = "report") -> dict[str, Any]:
-    """The record of a schedule, its instants in UTC."""
+    """The record of a schedule, with times in UTC."""
     with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
         row = cursor.execute(
             "SELECT * FROM horsies_schedule_state WHERE schedule_name = %s", (name,)
@@ -173,7 +173,7 @@ def in_utc(value: Any) -> Any:
 
 
 def make_due(connection: Database, due_at: datetime, *names: str) -> None:
-    """Pretend that the next slot of these schedules, or of all, is this one."""
+    """Pretend that the next slot of these schedules, or of all, is at this time."""
     connection.execute(
         "UPDATE horsies_schedule_state SET next_run_at = %s "
         "WHERE %s::text[] = '{}' OR schedule_name = ANY(%s)",

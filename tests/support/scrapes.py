@@ -11,7 +11,7 @@ from tests.support.workers import RunningWorker
 
 
 def port_of(worker: RunningWorker) -> int:
-    """Where a worker that was started with `--metrics-port 0` serves them."""
+    """Return where a worker that was started with `--metrics-port 0` serves its metrics."""
     return int(worker.wait_for("metrics_served")["port"])
 
 

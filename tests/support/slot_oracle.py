@@ -1,4 +1,4 @@
-"""Slots found the slow way: look at the local clock in every minute and ask whether it matches.
+"""Slots found the slow way: read the local clock in every minute and check whether it matches.
 
 Written without the arithmetic under test: only zoneinfo's conversion from UTC, and the patterns' own
 fields.
@@ -50,12 +50,12 @@ def is_slot(pattern: Any, local: datetime) -> bool:
 
 
 def shifted(pattern: Any, before: datetime, local: datetime) -> Iterator[datetime]:
-    """The first instant after a leap, if a time that was leapt over matches."""
+    """Return the first time after the clock goes forward, if a skipped time matches."""
     assert before.tzinfo is not None
     leap = (local.utcoffset() or timedelta()) - (before.utcoffset() or timedelta())
     if leap <= timedelta():
         return
-    # The leap happens on a whole minute; the pattern may ask for another second.
+    # The clock changes on a whole minute; the pattern may ask for another second.
     end = local.replace(second=0)
     missing = end.replace(tzinfo=None) - leap
     while missing < end.replace(tzinfo=None):

@@ -1,7 +1,8 @@
 """The settings of code blocks that need more than their page: each runs its blocks and checks what they did.
 
-A block is marked in its page, as in `python with-setting`. `SETTINGS` has one function per page; it is given
-the text of these blocks in order, the address of a database with empty tables, and a directory.
+Such a block has a mark in its page, as in `python with-setting`. `SETTINGS` has one function per page;
+it is given the text of these blocks in order, the address of a database with empty tables, and a
+directory.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def modules(**contents: ModuleType | SimpleNamespace) -> Iterator[None]:
 
 
 def orders_table(url: str) -> psycopg.Connection[Any]:
-    """A connection, and a table `orders` with order 7, which goes away with it."""
+    """A connection, and a new table `orders` with order 7."""
     connection = psycopg.connect(url, autocommit=True)
     connection.execute("DROP TABLE IF EXISTS orders, refunds")
     connection.execute(
@@ -79,7 +80,7 @@ class Refund(_Base):
 
 
 class Payments:
-    """A payment service that knows the keys it was given."""
+    """A payment service that remembers the keys it was given."""
 
     def __init__(self) -> None:
         self.keys: dict[str, int] = {}
@@ -109,7 +110,7 @@ def exactly_once(texts: list[str], url: str, _: Path) -> None:
 
 
 def engine_at_import(texts: list[str], url: str, _: Path) -> None:
-    """The task that the page warns of runs; here parent and child are one process."""
+    """The task that the page warns about runs; here parent and child are one process."""
     (text,) = texts
     engine, app = create_engine(alchemy_url(url)), Horsies(url)
     database = SimpleNamespace(engine=lambda: engine)
@@ -118,7 +119,7 @@ def engine_at_import(texts: list[str], url: str, _: Path) -> None:
         sent = names["report"].enqueue()
         run_pending(app)
     assert names["connections"] is engine
-    assert sent.get(0).is_err()  # `...` returns None, which is not an int
+    assert sent.get(0).is_err()  # The body `...` returns None, which is not an int
     engine.dispose()
 
 
@@ -156,7 +157,9 @@ def durable_tests(texts: list[str], url: str, directory: Path) -> None:
 
 
 def send_from_sql(texts: list[str], url: str, directory: Path) -> None:
-    """pg_cron, played by a function that notes the command, sends; so does a role with the rights."""
+    """Send from pg_cron, which is replaced by a function that records the command, and as a role with
+    the rights.
+    """
     scheduled, rights = texts
     make_files({"tasks.py": files(page("sending-from-sql.md"))["tasks.py"]}, directory)
     with running_worker(directory, url), psycopg.connect(url, autocommit=True) as connection:
@@ -175,7 +178,7 @@ def send_from_sql(texts: list[str], url: str, directory: Path) -> None:
 
 
 def send_with_rights(connection: psycopg.Connection[Any], rights: str, command: str) -> None:
-    """Send as the owner, and as a role with nothing but the rights of the page."""
+    """Send as the owner, and as a role that has only the rights of the page."""
     connection.execute(command.encode())
     role = f"shop_trigger_{os.getpid()}"
     here = rights.replace("horsies.horsies_", "horsies_").replace("SCHEMA horsies", "SCHEMA public")
@@ -190,7 +193,7 @@ def send_with_rights(connection: psycopg.Connection[Any], rights: str, command: 
 
 
 def celery_beside_horsies(texts: list[str], url: str, _: Path) -> None:
-    """A task of Celery, played by a decorator that keeps the function, sends one of Horsies."""
+    """Send a Horsies task from a Celery task; the decorator of Celery only returns the function."""
     (text,) = texts
     app = Horsies(url)
 
@@ -205,7 +208,7 @@ def celery_beside_horsies(texts: list[str], url: str, _: Path) -> None:
     assert run_pending(app).completed == 1
 
 
-# The provider of a process is set once, so the block about it runs in one of its own.
+# The provider of a process is set once, so the block about it runs in a separate process.
 _BEFORE_TRACING = """
 import sys, types
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -245,7 +248,7 @@ app.close()
 
 
 def tracing(texts: list[str], url: str, _: Path) -> None:
-    """The provider of the page takes spans to an exporter in memory, and Sentry's hooks run around a task."""
+    """The provider of the page exports spans to memory, and Sentry's hooks run around a task."""
     installed, sentry = texts
     assert printed_by(_BEFORE_TRACING + installed + _AFTER_TRACING) == "a span of shop\n"
     examples = str(REPOSITORY / "examples")

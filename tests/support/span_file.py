@@ -12,7 +12,7 @@ SPANS_VARIABLE = "HORSIES_E2E_SPANS"
 
 
 def file_provider(processor: Callable[[Any], Any]) -> Any:
-    """A provider with this processor of an exporter to the file."""
+    """Return a provider that exports each span to the file with this processor."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 

@@ -20,7 +20,7 @@ from horsies.db.statements.tasks import TaskId
 
 @contextmanager
 def counted() -> Iterator[list[str]]:
-    """Collect the texts of all statements executed through psycopg cursors meanwhile."""
+    """Collect the texts of all statements executed through psycopg cursors during the block."""
     texts: list[str] = []
     plain, twin = Cursor.execute, AsyncCursor.execute
 
@@ -61,7 +61,9 @@ FINISH = Statement(
 
 @contextmanager
 def traced(connection: Connection[Any] | AsyncConnection[Any]) -> Iterator[Counter[str]]:
-    """Count the protocol's messages on a connection meanwhile, by libpq's own record; read it afterwards."""
+    """Count the protocol messages on a connection during the block, from libpq's own trace; read them
+    afterwards.
+    """
     messages: Counter[str] = Counter()
     with tempfile.TemporaryFile() as record:
         connection.pgconn.trace(record.fileno())
@@ -73,7 +75,7 @@ def traced(connection: Connection[Any] | AsyncConnection[Any]) -> Iterator[Count
 
 
 def count_statements(connection: Connection[Any], work: Any) -> int:
-    """How many statements the server was asked to execute."""
+    """How many statements the server was asked to execute during the block."""
     with traced(connection) as messages:
         work()
     return messages["Execute"] + messages["Query"]

@@ -1,4 +1,4 @@
-"""Reading tasks and attempts, waiting for them, and a trigger that witnesses every change of status."""
+"""Reading tasks and attempts, waiting for them, and a trigger that records every change of status."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ATTEMPT_COLUMNS = """task_id::text, attempt, outcome, will_retry, error_code, er
 
 
 def tasks(connection: Database, status: str | None = None) -> list[TaskRow]:
-    """All tasks, or those of a status, in the order they were sent."""
+    """All tasks, or those with a status, in the order in which they were sent."""
     with connection.cursor(row_factory=namedtuple_row) as cursor:
         cursor.execute(
             f"SELECT {TASK_COLUMNS} FROM horsies_tasks "
@@ -69,7 +69,7 @@ def count(connection: Database, *statuses: str) -> int:
 
 
 def widest_window(connection: Database) -> int:
-    """How many tasks one child holds at this moment."""
+    """The most tasks that one child holds at this moment."""
     rows = connection.execute(
         "SELECT count(*) FROM horsies_tasks WHERE status = 'RUNNING' GROUP BY worker_pid"
     ).fetchall()
@@ -79,7 +79,7 @@ def widest_window(connection: Database) -> int:
 def wait_for_status(
     connection: Database, task_id: str, status: str, seconds: float = 60.0
 ) -> TaskRow:
-    """The task, once it has that status."""
+    """Wait until the task has this status, and return it."""
     wait_until(
         lambda: task(connection, task_id).status == status,
         seconds,
@@ -89,7 +89,7 @@ def wait_for_status(
 
 
 def leases(connection: Database) -> list[datetime]:
-    """When the claims of the tasks that wait in a worker lapse."""
+    """When the claims of the tasks that wait in a worker expire."""
     found = connection.execute(
         "SELECT claim_expires_at FROM horsies_tasks WHERE status = 'CLAIMED'"
     )
@@ -107,8 +107,8 @@ def wait_until_empty(connection: Database, seconds: float = 60.0) -> None:
 
 
 def held_connections(fleet: Fleet, connection: Database, name: str) -> int:
-    """How many connections whose application name begins like this our processes hold: to the server,
-    or to the pooler before it, whose own connections are not theirs.
+    """How many connections our processes have whose application name begins like this: to the server, or
+    to the pooler in front of it. The pooler's own connections do not count.
     """
     pids = set(backends(connection, f"{name}%"))
     if not fleet.is_pooled:
@@ -185,7 +185,7 @@ def witnessed(connection: Database) -> Iterator[None]:
 
 
 def transitions(connection: Database) -> dict[str, list[tuple[str, str]]]:
-    """The witnessed changes of every task, in order."""
+    """The recorded changes of every task, in order."""
     found: dict[str, list[tuple[str, str]]] = {}
     for task_id, was, became in connection.execute(
         "SELECT task_id::text, was, became FROM e2e_transitions ORDER BY number"
@@ -195,7 +195,9 @@ def transitions(connection: Database) -> dict[str, list[tuple[str, str]]]:
 
 
 def assert_each_ended_once(connection: Database) -> None:
-    """Every task has reached one terminal status, once, and nothing changed it afterwards."""
+    """Check that every task has reached one terminal status, once, and that nothing changed it
+    afterwards.
+    """
     terminal = {"COMPLETED", "FAILED", "CANCELLED", "EXPIRED"}
     changes = transitions(connection)
     finals = Counter(one.task_id for one in attempts(connection) if not one.will_retry)

@@ -47,8 +47,8 @@ class Terminal:
         self._seen: dict[int, psutil.Process] = {}
 
     def read(self) -> str:
-        """Everything that was shown so far."""
-        with suppress(OSError):  # nothing new, or every process has closed the terminal
+        """Everything that has been shown so far."""
+        with suppress(OSError):  # nothing new was shown, or every process has closed the terminal
             while data := os.read(self._master, 1 << 16):
                 self.shown += data.decode(errors="replace")
         return self.shown
@@ -76,7 +76,7 @@ class Terminal:
         return self.process.wait()
 
     def family(self) -> list[psutil.Process]:
-        """The processes that it started and that still live."""
+        """The processes that it started and that are still alive."""
         with suppress(psutil.NoSuchProcess):
             for one in psutil.Process(self.process.pid).children(recursive=True):
                 self._seen[one.pid] = one
@@ -87,6 +87,6 @@ class Terminal:
         self.process.kill()
         self.process.wait()
         for one in family:
-            with suppress(psutil.NoSuchProcess):  # by its start time, not only by its number
+            with suppress(psutil.NoSuchProcess):  # identified by start time as well as by number
                 one.kill()
         os.close(self._master)

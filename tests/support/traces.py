@@ -1,4 +1,6 @@
-"""Personal data in every column that may contain it, and a search for it in a dump of every table."""
+"""A person's data in every column that may contain it, and a search for the person in a dump of every
+table.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from tests.support.rows import add_attempt, add_run, add_task
 
 PERSON = "anna-1984"
 
-# Columns with names, codes, places and identities of processes, which are no data of a person. Every
-# other text column is planted with the person, so that a new column must be erased or listed here.
+# Columns with names, codes, places and identities of processes, which are not personal data. The person
+# is written into every other text column, so that a new column must be erased or listed here.
 _KEPT: dict[str, set[str]] = {
     "horsies_tasks": {
         *("task_name", "queue_name", "status", "error_code", "fingerprint", "schedule_name"),

@@ -48,7 +48,8 @@ BEGIN PERFORM pg_advisory_xact_lock_shared({GATE}); RETURN NEW; END $$"""
 
 @contextmanager
 def closed_gate(connection: Database, point: str = "commit") -> Iterator[None]:
-    """Tasks wait inside their INSERT, or in COMMIT behind their recorded outcome, until ``open_gate``."""
+    """Tasks wait inside their INSERT, or in COMMIT after the outcome is recorded, until ``open_gate``.
+    """
     close_gate(connection, point)
     try:
         yield
@@ -74,7 +75,7 @@ def waits_at_gate(connection: Database, role: str = TX_ROLE) -> list[int]:
 
 
 def waits_for_row(connection: Database, role: str = TX_ROLE) -> list[int]:
-    """The sessions of tasks that wait for a row which another session has locked."""
+    """The sessions of tasks that wait for a row that another session has locked."""
     return _waiting(connection, role, "transactionid", "tuple")
 
 
@@ -111,7 +112,8 @@ def bookings(connection: Database) -> list[int]:
 
 
 def assert_effects_match(connection: Database, task_name: str) -> None:
-    """Each completed task has its effect and its receipt once, and every other one has none."""
+    """Check that each completed task has one effect and one receipt, and that every other task has none.
+    """
     rows = connection.execute(_DIFFERENCES, (task_name,)).fetchall()
     wrong = [row for row in rows if {row[2], row[3]} != {int(row[1] == "COMPLETED")}]
     assert rows
@@ -119,7 +121,7 @@ def assert_effects_match(connection: Database, task_name: str) -> None:
 
 
 def seeded_dice() -> random.Random:
-    """Random choices, which the printed seed repeats."""
+    """Random choices that the printed seed makes repeatable."""
     seed = random.SystemRandom().randint(0, 1 << 32)
     print(f"seed {seed}")
     return random.Random(seed)
@@ -141,7 +143,7 @@ def add_bookings(
 
 
 def journal_of(fleet: Fleet) -> Counter[tuple[str, int]]:
-    """How often the code of each attempt began, by task and attempt."""
+    """How often the code of each attempt has started, by task and attempt."""
     path = fleet.journal.path
     lines = path.read_text().splitlines() if path.exists() else []
     return Counter((line.split()[0], int(line.split()[1])) for line in lines)
@@ -152,7 +154,7 @@ def has_begun(fleet: Fleet, wanted: int) -> bool:
 
 
 def assert_books_match(connection: Database, fleet: Fleet, *names: str) -> None:
-    """The journal outside the database, the attempts and the effects agree."""
+    """Check that the journal outside the database, the attempts and the effects agree."""
     begun = journal_of(fleet)
     assert set(begun.values()) <= {1}, "an attempt began twice"
     recorded = {(one.task_id, one.attempt) for one in attempts(connection)}

@@ -60,6 +60,6 @@ _BY_VERB: dict[TaskVerb, Transition] = {item.verb: item for item in TASK_TRANSIT
 
 
 def allowed(verb: TaskVerb, status: TaskStatus) -> TaskStatus | None:
-    """Return the status that the verb leads to, or None when it does not apply."""
+    """Return the status that the verb leads to, or None if the verb does not apply."""
     transition = _BY_VERB[verb]
     return transition.to_status if status in transition.from_statuses else None

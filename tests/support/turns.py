@@ -1,4 +1,4 @@
-"""The work of workers on the nodes of a run, done by the test through the statements of a turn."""
+"""The work of workers on the nodes of a run, done by the test with the statements of a turn."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WHERE id = %s AND status = 'PENDING' AND NOT held RETURNING generation
 
 @dataclass(frozen=True)
 class Tasks:
-    """The tasks that workflows of these tests are made of."""
+    """The tasks that the workflows of these tests consist of."""
 
     number: TaskFunction[Any, int]
     numbers: TaskFunction[Any, list[int]]
@@ -70,20 +70,20 @@ def define_tasks(app: Horsies) -> Tasks:
 
 
 class Hands:
-    """Takes the tasks of nodes and ends them."""
+    """Claims the tasks of nodes and ends them."""
 
     def __init__(self, connection: Database) -> None:
         self.connection = connection
 
     def task_id(self, workflow_id: str, node_id: str, item: int | None = None) -> str:
-        """Return the task that stands for a node, or for an item of a map, now."""
+        """Return the current task of a node, or of an item of a map."""
         found = self.connection.execute(FIND, (item, workflow_id, node_id)).fetchone()
         assert found is not None, f"there is no node {node_id}"
         assert found[0] is not None, f"node {node_id} has no task"
         return str(found[0])
 
     def take(self, workflow_id: str, node_id: str, item: int | None = None) -> tuple[str, int]:
-        """Take a task as a worker does and return it with its generation."""
+        """Claim a task as a worker does and return it with its generation."""
         task_id = self.task_id(workflow_id, node_id, item)
         taken = self.connection.execute(TAKE, (WORKER, task_id)).fetchone()
         assert taken is not None, f"the task of node {node_id} cannot be claimed"
@@ -101,13 +101,13 @@ class Hands:
     def complete(
         self, workflow_id: str, node_id: str, value: Any = 1, item: int | None = None
     ) -> None:
-        """Run the task of a node to a good end."""
+        """Run the task of a node so that it succeeds."""
         self.end(workflow_id, self.take(workflow_id, node_id, item), {"ok": value})
 
     def fail(
         self, workflow_id: str, node_id: str, code: str = "BOOM", item: int | None = None
     ) -> None:
-        """Run the task of a node to a bad end."""
+        """Run the task of a node so that it fails."""
         error = {"error_code": code, "message": f"{node_id} broke", "data": None, "exception": None}
         self.end(workflow_id, self.take(workflow_id, node_id, item), {"err": error})
 

@@ -18,12 +18,12 @@ from itertools import groupby
 from tests.support import site_map
 
 LONG, TOO_LONG = 35, 45
-# Tabs that people read from the beginning to the end: no sentence there is long.
+# Tabs that people read from beginning to end: their sentences must not be long.
 READ_THROUGH = ("Start", "Guides", "Cookbook")
 # How often a tab, and each of its pages, says "you" or "we" in a thousand words.
 FLOOR, FLOOR_OF_PAGE = 20, 15
 COMMAND = "python -m tests.support.voice"
-# Written from docstrings, and history: neither is a text for a reader to follow.
+# Pages generated from docstrings, and the history: readers do not follow them from top to bottom.
 LEFT_OUT = ("api/", "changelog.md")
 
 _BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
@@ -40,7 +40,7 @@ _CALLOUT = re.compile(r"^> \[!\w+\]", re.MULTILINE)
 class Voice:
     """The figures of one page or of several together.
 
-    `sentences` holds those of table cells as well; `in_prose` counts the others.
+    `sentences` includes those of table cells; `in_prose` counts only sentences outside tables.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Voice:
         return 1000 * self.addresses / max(self.words, 1)
 
     def over(self, words: int) -> list[str]:
-        """The sentences with more words than these."""
+        """The sentences with more words than this."""
         return [one for one in self.sentences if _count(one) > words]
 
     def row(self) -> str:
@@ -136,7 +136,9 @@ def tabs() -> list[Voice]:
 
 
 def _paragraphs(text: str) -> Iterator[tuple[str, str]]:
-    """The paragraphs, list items and table rows of a page, without markup, and which of them are rows."""
+    """The paragraphs, list items and table rows of a page without markup, each with whether it is a
+    table row.
+    """
     text = _PICTURE.sub("", _BLOCK.sub("\n", text))
     text = re.sub(r"<!--.*?-->|<[^>\n]+>", "", text, flags=re.DOTALL)
     text = _CODE.sub("`code`", _LINK_TARGET.sub("]", text)).replace("[", "").replace("]", "")

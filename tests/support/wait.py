@@ -20,20 +20,20 @@ SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.005, 0.05
 def wait_until(
     probe: Callable[[], T], seconds: float = 60.0, what: Callable[[], object] | str = "it"
 ) -> T:
-    """Return the value of `probe` once it is true; fail the test when it is not true in time."""
+    """Return the value of `probe` once it is true; fail the test if it does not become true in time."""
     started = time.monotonic()
     while not (value := probe()):
         waited = time.monotonic() - started
         if waited > seconds:
             shown = what if isinstance(what, str) else what()
             raise AssertionError(f"did not happen within {seconds} s: {shown}")
-        # A twentieth of the time so far: a long wait becomes that much longer at most.
+        # A twentieth of the time waited so far: a long wait becomes at most that much longer.
         time.sleep(min(max(waited / 20, SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS))
     return value
 
 
 def in_seconds(seconds: float) -> datetime:
-    """Return the instant that is so many seconds away."""
+    """Return the time this many seconds from now."""
     return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
@@ -41,7 +41,7 @@ def in_seconds(seconds: float) -> datetime:
 def interrupted_when(
     condition: Callable[[], object], raised: type[BaseException]
 ) -> Iterator[None]:
-    """Have a signal handler raise this in the block as soon as the condition holds."""
+    """Raise this exception in the block, from a signal handler, as soon as the condition holds."""
 
     def interrupt(*_: object) -> None:
         raise raised

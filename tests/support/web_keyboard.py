@@ -7,7 +7,7 @@ from playwright.sync_api import Page
 # A phone, a small window beside another, and a screen.
 WIDTHS = (390, 1024, 1440)
 
-# What has the focus, in words.
+# Describe the element that has the focus.
 FOCUS = """() => { const at = document.activeElement; return at === document.body ? "" :
     `${at.getAttribute("name") || ""} ${at.textContent.trim()}`; }"""
 
@@ -17,13 +17,13 @@ def resize(page: Page, width: int) -> None:
 
 
 def enter(page: Page) -> None:
-    """Press Enter, which leads to another page."""
+    """Press Enter, and wait until another page is open."""
     with page.expect_navigation():
         page.keyboard.press("Enter")
 
 
 def tab_to(page: Page, words: str, key: str = "Tab") -> None:
-    """Press the key until something with these words has the focus."""
+    """Press the key until an element with these words has the focus."""
     for _ in range(80):
         page.keyboard.press(key)
         if words in page.evaluate(FOCUS):

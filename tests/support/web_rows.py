@@ -70,7 +70,7 @@ def _add_tasks(connection: Database, worker_id: str) -> str:
     ended = {"started_at": ago(3), "outcome": "FAILED", "error_code": "CARD_REFUSED"}
     ended |= {"fingerprint": FINGERPRINT, "raised_in": "shop/payments/gateway.py:charge_card"}
     ended |= {"exception_type": "shop.payments.errors.ProviderDown"}
-    # Long words in narrow columns: a queue without a worker, a schedule that is overdue.
+    # Rows with long words for narrow columns: a queue without a worker, an overdue schedule.
     add_task(connection, queue_name="payments", task_name="charge_card", enqueued_at=ago(281))
     connection.execute(
         "INSERT INTO horsies_schedule_state (schedule_name, next_run_at, updated_at, timing) VALUES "
@@ -108,7 +108,7 @@ def _add_schedule(app: Horsies) -> str:
 
 
 def _store_order(app: Horsies) -> str:
-    """Store an order that runs in no process, so its page has a button for everything."""
+    """Store an order that no process carries out, so that its page has every button."""
 
     @app.task("charge_card")
     def charge_card(order_id: int, card: str = "") -> None: ...

@@ -36,7 +36,7 @@ Ask: TypeAlias = Callable[..., httpx.Response]
 async def client_of(
     app: Horsies, policy: Policy | None = None, root_path: str = "", **switches: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client of a dashboard in this process; actions and payload as the switches say."""
+    """An HTTP client of a dashboard in this process, with actions and payload switched as given."""
     dashboard: Any = create_app(app, policy=policy or AllowAll(), **switches)
     transport = httpx.ASGITransport(dashboard, raise_app_exceptions=False, root_path=root_path)
     async with httpx.AsyncClient(
@@ -76,7 +76,7 @@ def running(command: list[str], url: str, **options: Any) -> Iterator[WebServer]
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **options
     )
     assert process.stderr is not None
-    # Without certificates to load: that takes longer than most requests.
+    # Load no certificates, because that takes longer than most requests.
     client = httpx.Client(verify=False, timeout=20)
     try:
         wait_until(lambda: process.poll() is not None or _is_alive(client, url), 60, url)
@@ -101,12 +101,12 @@ def _is_alive(client: httpx.Client, url: str) -> bool:
 
 
 class Watch:
-    """What the tabs of one context did: console messages, page errors, and requested hosts."""
+    """The console messages, page errors and requested hosts of the tabs of one context."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
         self.hosts: set[str] = set()
-        # Console messages with one of these texts are expected by the test.
+        # Expect console messages with one of these texts.
         self.expected: list[str] = []
 
     def follow(self, page: Page) -> None:
@@ -124,7 +124,8 @@ class Watch:
 
 @contextmanager
 def watched(browser: Browser, server: WebServer, **options: Any) -> Iterator[BrowserContext]:
-    """A fresh browser context on a server; it fails when a tab complains or asks another host."""
+    """A fresh browser context on a server; it fails if a tab reports an error or contacts another host.
+    """
     context = browser.new_context(base_url=server.url, **options)
     watch = Watch()
     context.on("page", watch.follow)

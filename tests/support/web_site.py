@@ -1,4 +1,6 @@
-"""A dashboard of two test pages, without the pages of the product: for the frame itself."""
+"""A dashboard of two test pages, without the pages of the product, for tests of the framework around
+pages.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ def dashboard_of(policy: Policy | None = None, **settings: Any) -> Dashboard:
 
 
 class Elements(HTMLParser):
-    """The addresses of a page, and its attributes that a strict policy forbids.
+    """The links of a page, and those of its attributes that a strict policy forbids.
 
     The changes `at_once` are those that a first click makes: their forms are not behind another button.
     """

@@ -27,9 +27,9 @@ APPLICATION = "tests.support.apps.programs:app"
 JOURNAL_VARIABLE = "HORSIES_E2E_JOURNAL"
 CONFIG_VARIABLE = "HORSIES_E2E_CONFIG"
 
-# The template is a fresh interpreter that imports the application itself.
+# The template process is a fresh interpreter that imports the application itself.
 FORKSERVER = ("--start-method", "forkserver")
-# Only notifications and due times can explain such a worker's timely work.
+# Polls are so rare that only notifications and due times can start this worker's tasks in time.
 HARDLY_POLLS = {"resilience": {"notify_poll_interval_ms": 300_000}}
 # Frequent heartbeats, so that tests of silence take seconds.
 QUICK_RECOVERY = {
@@ -48,7 +48,7 @@ def broker_settings() -> dict[str, Any]:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether the process has ended, its zombie included."""
+    """Whether the process has ended; a zombie has ended, too."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -56,7 +56,7 @@ def is_gone(pid: int) -> bool:
 
 
 def is_guard(pid: int) -> bool:
-    """Whether the process is the guard of a worker, which runs no tasks; not if it is gone."""
+    """Whether the process is a worker's guard, which runs no tasks; False if the process is gone."""
     try:
         return any(part.endswith("child/guard.py") for part in psutil.Process(pid).cmdline())
     except psutil.NoSuchProcess:
@@ -77,10 +77,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The file in which tasks write down that they started and ended, synced line by line."""
+    """The file in which tasks record that they started and ended; every line is synced to disk."""
 
     path: Path
-    # Lines of earlier tests, which are left out.
+    # The lines of earlier tests, which are left out.
     skipped: int = 0
 
     def length(self) -> int:
@@ -127,7 +127,7 @@ class RunningWorker(WorkerProcess):
         return cls(process, log_path, events_path)
 
     def family(self) -> list[int]:
-        """The pids of everything it started and that still lives."""
+        """The pids of everything that the worker started and that is still alive."""
         try:
             found = psutil.Process(self.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -137,7 +137,7 @@ class RunningWorker(WorkerProcess):
         return pids
 
     def guards(self) -> list[int]:
-        """The pid of its guard, once that has started."""
+        """The pid of the worker's guard, once that has started."""
         return [pid for pid in self.family() if is_guard(pid)]
 
     def signal(self, number: int) -> None:
@@ -149,12 +149,12 @@ class RunningWorker(WorkerProcess):
         os.killpg(self.pid, number)
 
     def cpu_seconds(self) -> float:
-        """Processor time the parent has used."""
+        """The processor time that the parent has used."""
         times = psutil.Process(self.pid).cpu_times()
         return float(times.user + times.system)
 
     def destroy(self) -> None:
-        """Leave nothing of it behind, however it is doing."""
+        """Kill the worker and everything that it has started, in any state."""
         family = set(self.family()) | self.seen_pids
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGCONT)
@@ -174,7 +174,7 @@ def _kill_ours(pid: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A way to the database, and the settings that go with it: of the broker, and of producers."""
+    """A connection route to the database, with the settings of broker and producers that it needs."""
 
     url: str
     broker: Mapping[str, Any] = field(default_factory=dict)
@@ -183,9 +183,8 @@ class Route:
 
 @dataclass(slots=True)
 class Fleet:
-    """Starts workers on one database and one journal, and remembers them.
-
-    `database_url` leads straight to the database; workers take `route` where there is another.
+    """Starts workers on one database and one journal, and keeps track of them. `database_url` leads
+    directly to the database; workers connect through `route` if one is given.
     """
 
     database_url: str
@@ -195,7 +194,7 @@ class Fleet:
 
     @property
     def journal(self) -> Journal:
-        """Where the tasks of these workers write."""
+        """The file in which the tasks of these workers record their work."""
         return Journal(self.directory / "journal")
 
     def start(
@@ -211,9 +210,8 @@ class Fleet:
     ) -> RunningWorker:
         """Start a worker with these command line options and wait until it is ready.
 
-        `through` is a program that becomes the worker, as `ip netns exec` does.
-
-        Children come from a plain fork where the test does not care: that starts twice as fast.
+        `through` is a program that becomes the worker, such as `ip netns exec`. Children are started by
+        a plain fork unless the test chooses otherwise, because that is twice as fast.
         """
         if "--start-method" not in options:
             options = ("--start-method", "fork", *options)
@@ -241,7 +239,7 @@ class Fleet:
     def environment(
         self, database_url: str | None = None, config: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """The environment with which a process of the tests' application takes the same route."""
+        """The environment in which a process of the tests' application takes the same route."""
         route = Route(database_url) if database_url else self.way
         config = dict(config or {})
         config["broker"] = {**route.broker, **config.get("broker", {})}
@@ -253,7 +251,7 @@ class Fleet:
 
     @property
     def way(self) -> Route:
-        """The way workers take to the database."""
+        """The connection route of the workers."""
         return self.route or Route(self.database_url)
 
     @property
@@ -262,11 +260,11 @@ class Fleet:
         return bool(self.way.broker)
 
     def sessions(self, count: int) -> dict[str, Any]:
-        """The configuration of a worker with one session or two; behind a pooler there are always two."""
+        """The configuration of a worker with one session or two; with a pooler there are always two."""
         return {} if count == 1 else {"broker": {"session_database_url": self.database_url}}
 
     def listening(self, count: int = 1) -> str:
-        """The name of the session that listens, of a worker with so many."""
+        """The name of the session that listens, in a worker with this many sessions."""
         return "horsies:turn" if count == 1 and not self.is_pooled else "horsies:listener"
 
     def logs(self) -> Iterable[tuple[str, str]]:
@@ -274,7 +272,7 @@ class Fleet:
         return [(f"log of worker {one.pid}", one.log()) for one in self.workers]
 
     def destroy(self) -> None:
-        """End every worker that still runs, and all they started."""
+        """End every worker that is still running, and everything they started."""
         for worker in self.workers:
             worker.destroy()
 
@@ -282,7 +280,7 @@ class Fleet:
 AHEAD, BEHIND = "+600s", "-600s"
 
 
-# libfaketime refuses the call that time.sleep makes since Python 3.11.
+# libfaketime does not support the call that time.sleep makes since Python 3.11.
 SLEEP_OTHERWISE = """
 import select, time
 time.sleep = lambda seconds: select.select([], [], [], seconds) and None
@@ -293,14 +291,15 @@ def faketime_library() -> Path:
     """The library that gives a process a wrong clock."""
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
     if not found:
-        import pytest  # not in the applications that workers load: a tenth of the start of each
+        # Imported only here: in the applications that workers load, it would take a tenth of their start.
+        import pytest
 
         pytest.skip("faketime is not installed: apt-get install faketime")
     return found[0]
 
 
 def skew(fleet: Fleet, offset: str | Path) -> dict[str, str]:
-    """The environment of a process whose clock is off by that much, or by the amount in a file."""
+    """The environment of a process whose clock is off by this amount, or by the amount in a file."""
     library = faketime_library()
     (fleet.directory / "sitecustomize.py").write_text(SLEEP_OTHERWISE)
     wrong = {"FAKETIME": str(offset)}
@@ -309,11 +308,11 @@ def skew(fleet: Fleet, offset: str | Path) -> dict[str, str]:
     return {
         "LD_PRELOAD": str(library),
         **wrong,
-        # A wrong clock runs at the right pace: the monotonic clock is not changed.
+        # A wrong clock still runs at the right speed: the monotonic clock is not changed.
         "DONT_FAKE_MONOTONIC": "1",
         "PYTHONPATH": os.pathsep.join([str(fleet.directory), os.environ.get("PYTHONPATH", "")]),
     }
 
 
-# After its own start a server's free locks prove nothing for 45 s at default settings; behind a pooler
-# for 3 s longer (pooled_workers.PATIENCE_MS).
+# For 45 s after a server has started (default settings), free locks do not prove that a worker is lost;
+# behind a pooler, for 3 s longer (pooled_workers.PATIENCE_MS).

@@ -45,7 +45,7 @@ def how_it_works() -> Canvas:
 
 
 def life_of_a_task() -> Canvas:
-    """Five boxes with the retry."""
+    """The five states of a task, with the retry."""
     canvas = Canvas(
         900,
         300,

@@ -1,6 +1,7 @@
 """Sequence diagrams, written as Mermaid in the pages, as SVG at build time.
 
-The repository's server draws Mermaid itself; the site asks no other host for a script that would.
+The repository's server draws Mermaid itself. The site cannot, because its pages load no script from
+another host.
 """
 
 from __future__ import annotations

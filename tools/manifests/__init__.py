@@ -1,1 +1,1 @@
-"""Whether Kubernetes and Helm accept the files in deploy/: `make manifests` asks their own schemas."""
+"""Checks of the files in deploy/ against the schemas of Kubernetes and Helm, for `make manifests`."""

@@ -1,8 +1,8 @@
 """Turn the Markdown of the repository into pages of the site.
 
-The pages are written to be read in the repository too. Links that leave ``docs/`` therefore lead to
-the source on the repository's server (``HORSIES_REPOSITORY_URL``), or, as long as the repository has no
-address, to a copy that the site brings along. The change log and the rules for contributors become pages.
+The pages are written to be read in the repository too. Links that leave ``docs/`` therefore lead to the
+source on the repository's server (``HORSIES_REPOSITORY_URL``), or, as long as the repository has no
+address, to a copy on the site. The change log and the rules for contributors become pages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tools.site.pages import (  # noqa: E402
 )
 from tools.site.search_words import WORDS  # noqa: E402
 
-# How much the pages of a tab count in a search, and pages that differ from their tab.
+# The search weight of the pages of each tab, and of pages that differ from their tab.
 BOOSTS = {"Start": 2.0, "Guides": 2.0, "Cookbook": 1.4, "Operate": 1.6, "Concepts": 1.0}
 BOOST_OF_OTHERS = 0.4
 BOOSTS_OF_FOLDERS = {"internals": 0.05, "api": 0.1}

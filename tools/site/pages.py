@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tools.drawings.sequence import drawn
 
-# The site makes these pages of files outside of docs/.
+# The site makes these pages from files outside of docs/.
 OUTSIDE = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
@@ -22,13 +22,13 @@ _NOT_PROSE = re.compile(
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)\s]+)\)")
 _ANY_LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 _NAMED_BLOCK = re.compile(r"^<!-- file: (\S+) -->\n```(\w+)$", re.MULTILINE)
-# How the tests run a block, as in `python with-setting`, is nothing for readers.
+# The mark that says how tests run a block, as in `python with-setting`, is removed for readers.
 _MARKED_BLOCK = re.compile(r"^( *)```(python|sql) [a-z-]+$", re.MULTILINE)
 _CALLOUT = re.compile(
     r"^> \[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\n((?:>.*(?:\n|\Z))+)", re.MULTILINE
 )
 _MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-# How the site calls the callouts of the repository's server.
+# The site's names for the callouts of the repository's server.
 _KINDS = {
     "NOTE": "note",
     "TIP": "tip",
@@ -63,7 +63,7 @@ def with_blocks(text: str) -> str:
 
 
 def path_of(source: str, target: str) -> str:
-    """Return the path in the repository to which a link of a page leads."""
+    """Return the path in the repository that a link of a page points to."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(source), target.partition("#")[0]))
 
 

@@ -1,4 +1,5 @@
-"""Words of readers that a page does not use itself: the search of the site finds the page by them.
+"""Words that readers search for but that the page does not contain: the site's search finds the page by
+them.
 
 Each word counts for the whole page, more than a title does. So only words that lead nowhere else belong
 here: "human" stands for "human in the loop", because "loop" belongs to event loops.

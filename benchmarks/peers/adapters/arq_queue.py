@@ -98,12 +98,14 @@ def _redis() -> Any:
 
 
 def count_done(sent: int) -> int:
-    """Subtract the queue, which holds a task until its result is stored."""
+    """Return the tasks sent minus the length of the queue, which keeps a task until its result is
+    stored.
+    """
     return sent - int(_redis().zcard("arq:queue"))
 
 
 def crash_state() -> str:
-    """Say which keys of the task are left."""
+    """Return which keys of the task are left."""
     redis = _redis()
     job = f"number-{peer.CRASHING_NUMBER}"
     if redis.exists(f"arq:result:{job}"):

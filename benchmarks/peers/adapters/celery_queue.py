@@ -113,7 +113,7 @@ def enqueue(task: str, count: int) -> float:
     return peer.send_each(send, count)
 
 
-# There is no bulk call: a group sends its signatures one by one.
+# Send one by one: a group is not a bulk call.
 enqueue_many = enqueue
 
 
@@ -128,7 +128,7 @@ def _redis() -> Any:
 
 
 def count_done(sent: int) -> int:
-    """Count the results: all keys but those of the broker."""
+    """Count the results: all keys except those of the broker."""
     return int(_redis().dbsize() - _redis().exists(*BROKER_KEYS))
 
 

@@ -80,7 +80,7 @@ def enqueue(task: str, count: int) -> float:
     return peer.send_each(TASKS[task].send, count)
 
 
-# There is no bulk call: a group sends its messages one by one.
+# Send one by one: a group is not a bulk call.
 enqueue_many = enqueue
 
 
@@ -95,12 +95,12 @@ def _redis() -> Any:
 
 
 def count_done(sent: int) -> int:
-    """Subtract the messages, which are kept until the result is stored."""
+    """Return the tasks sent minus the messages, which are kept until the result is stored."""
     return sent - int(_redis().hlen("dramatiq:default.msgs"))
 
 
 def crash_state() -> str:
-    """Say where the message is."""
+    """Return where the message is."""
     left = _redis().hlen("dramatiq:default.msgs")
     return f"{left} message(s) unacknowledged" if left else "no trace"
 

@@ -432,7 +432,7 @@ def _print_next_steps(console: Console) -> None:
 
 
 def _own_command() -> str:
-    """Return how to call this command: by its name if the shell finds it, else by its place."""
+    """Return how to call this command: by its name if the shell finds it, else by its path."""
     beside = Path(sys.executable).with_name("horsies")
     found = shutil.which("horsies")
     if found is not None and Path(found).samefile(beside):

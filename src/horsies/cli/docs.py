@@ -73,7 +73,9 @@ def _pages() -> dict[str, Path]:
 
 
 def _entry_of_code(code: str, pages: dict[str, Path]) -> str | None:
-    """Return all that the documentation lists under a code: of an error, of a reason, of a check."""
+    """Return everything that the documentation lists under a code of an error, of a reason or of a
+    check.
+    """
     found = [
         *_section(code, _text("codes", pages)),
         *(

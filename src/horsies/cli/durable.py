@@ -51,14 +51,16 @@ _NOT_FOUND = (
     TaskActionErrorCode.SIGNAL_NOT_FOUND,
 )
 _SHOWN_CHARACTERS = 60
-# The records that --failed prints, the most that --last may ask for, and how many runs are searched.
+# How many records --failed prints, the most that --last may ask for, and how many runs are searched.
 _EXPORTED, _EXPORTED_MAX = 20, 1_000
 _SEARCHED_RUNS = 50_000
 _TIME = "%Y-%m-%d %H:%M:%S"
 
 
 def _handle(session: Session, run_id: str, *words: str) -> DurableHandle:
-    """The run; ``words`` are the command that would know its function, which a refusal names."""
+    """Return the run's handle; ``words`` make the command that a refusal suggests, which names the
+    application.
+    """
     definitions = {} if session.app is None else session.app.definitions()
     remedy = f"name the application that has it: {command('durable', *words)} APP"
     return DurableHandle(run_id, session.broker, definitions.get, remedy)
@@ -212,7 +214,7 @@ def export(
 
 
 def _refuse_run(given: str | None, locator: str | None) -> None:
-    """Refuse the id of a run beside --last and --failed, whose only argument is a LOCATOR."""
+    """Reject the id of a run together with --last or --failed, which take only a LOCATOR."""
     if given is not None and (locator is not None or stored_form(given) is not None):
         raise typer.BadParameter(
             "a run and --failed or --last exclude each other.", param_hint="ID"

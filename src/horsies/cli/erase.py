@@ -84,7 +84,9 @@ class Choice:
 
     @property
     def is_found(self) -> bool:
-        """Whether a search finds the ids, rather than filters that the batches of an order repeat."""
+        """Whether the ids come from a search; without one, each batch of an order applies the filters
+        itself.
+        """
         return self.key is not None or self.argument is not None or self.with_runs
 
 
@@ -202,7 +204,9 @@ def _erase(
 
 
 def _delete_objects(session: Session) -> None:
-    """Delete large payload of the erased tasks from a store outside the database; a worker repeats it."""
+    """Delete the large payload of the erased tasks from a store outside the database; if this fails, a
+    worker does it.
+    """
     database = session.broker.database
     if database.config.store is None:
         return
@@ -239,7 +243,7 @@ def subject_ids(session: Session, given: list[str]) -> list[str]:
 
 
 def _run(bulk: BulkCommand, chosen: Choice, reason: str | None) -> None:
-    """Carry out the orders for what the command line chooses, and forget a key that it names."""
+    """Carry out the orders for the chosen tasks and runs, and forget the key if one is named."""
     if chosen.is_found and not (chosen.ids and chosen.with_runs):
         wanted = wanted_by(bulk.session, chosen)
         found = unwrap_or_exit(bulk.session.broker.perform(_READING, find_script(wanted)))
@@ -288,8 +292,8 @@ def _drafts(
 
 
 def _forget_key(bulk: BulkCommand, key: str, reason: str | None, *, is_confirmed: bool) -> None:
-    """Forget a key in queues without open tasks of it: its limits, its pause and what the history says about
-    it. With --json, the sentences go to standard error.
+    """Forget a key in all queues where no open task has it: its limits, its pause and its lines in the
+    history. With --json, the sentences go to standard error.
     """
     broker = bulk.session.broker
     queues = unwrap_or_exit(broker.perform(_READING, key_queues_script(key)))
@@ -323,7 +327,7 @@ def wanted_by(session: Session, chosen: Choice) -> Wanted:
 
 
 def _report(found: PersonalData, chosen: Choice) -> None:
-    """Name what a search found and the orders leave alone."""
+    """Name the rows that a search found but the orders do not erase."""
     if found.runs and not chosen.with_runs:
         count = f"{len(found.runs):,} run{'' if len(found.runs) == 1 else 's'}"
         typer.echo(f"{count} of workflows also match: --with-runs takes them whole.", err=True)

@@ -64,7 +64,7 @@ class ScheduleAction(StrEnum):
 
 
 class _Options(NamedTuple):
-    """What the command was asked for, beside the action and the schedule."""
+    """The options of the command, apart from the action and the schedule."""
 
     limit: int
     as_json: bool

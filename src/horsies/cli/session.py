@@ -188,7 +188,9 @@ def _refuse_name(target: Target, names: Sequence[str]) -> None:
 def read_each(
     sessions: Sequence[Session], read: Callable[[Session], BrokerResult[T]]
 ) -> list[tuple[Session, BrokerResult[T]]]:
-    """Read all databases at the same time, so that one that does not answer delays no other."""
+    """Read all databases at the same time, so that a database that does not answer does not delay the
+    others.
+    """
     if len(sessions) == 1:
         return [(sessions[0], read(sessions[0]))]
     with ThreadPoolExecutor(len(sessions)) as pool:

@@ -36,7 +36,7 @@ class PipeOutput(io.FileIO):
     """A pipe to a program that may end early, such as ``head``.
 
     The rest of the output is dropped, and the command continues: a bulk change is not cut off in the
-    middle, and the exit code is that of the work.
+    middle, and the exit code reports the work, not the closed pipe.
     """
 
     reader_left = False

@@ -95,7 +95,7 @@ def first_failure(exit_codes: Iterable[int | None]) -> int:
 
 
 class Supervisor:
-    """Starts parts, restarts them after a change below `folders`, and stops them in order.
+    """Starts parts, restarts them after a change below `folders`, and stops them one after the other.
 
     Without folders it does not restart, and when one part ends it stops the others.
     """
@@ -157,7 +157,7 @@ class Supervisor:
             part.start()
 
     def _stop(self) -> None:
-        """Stop one part after another; a second signal stops all at once."""
+        """Stop the parts one after the other; a second signal stops all of them immediately."""
         is_of_terminal = self._stops[:1] in ([signal.SIGINT], [signal.SIGHUP])
         for part in self._parts:
             # the terminal has already sent it the signal

@@ -57,14 +57,14 @@ class Shipping(WorkflowDefinition[str]):
 
     @classmethod
     def build_with(cls, app: Horsies, total: int) -> WorkflowSpec[str]:
-        """Build the graph for one total."""
+        """Build the graph; the total is already known."""
         carrier = book_carrier.node(node_id="carrier")(total=total)
         label = print_label.node(node_id="label")(carrier=from_node(carrier))
         return app.workflow("shipping", [carrier, label], output=label)
 
 
 class Fulfilment(WorkflowDefinition[str]):
-    """From a list of orders to a label."""
+    """The whole workflow, from a list of orders to a label."""
 
     name = "fulfilment"
     definition_key = "demo.fulfilment"

@@ -139,7 +139,7 @@ class AsyncDurable:
     @overload
     async def gather(self, /, *calls: StepCall[T]) -> tuple[T, ...]: ...
     async def gather(self, /, *calls: StepCall[Any]) -> tuple[Any, ...]:
-        """Run steps side by side on the event loop and return their values in order."""
+        """Run steps concurrently on the event loop and return their values in order."""
         self._check()
         if len(calls) > PARALLEL_MAX:
             raise DurableMisuse(f"gather takes at most {PARALLEL_MAX} steps; gather them in parts.")

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class AsyncSessions(Protocol):
-    """The connections of a child, for coroutines."""
+    """Lends the connections of a child to coroutines."""
 
     @property
     def database(self) -> Database: ...
@@ -156,7 +156,7 @@ class AsyncEngine:
             pool.put(lent)
 
     async def gather(self, calls: Sequence[Call]) -> tuple[Any, ...]:
-        """Run steps side by side; all of them end before the first failure is raised."""
+        """Run steps concurrently; all of them end before the first failure is raised."""
         run = self.run
         names = [run.past.name(call.base) for call in calls]
         try:
@@ -221,7 +221,7 @@ async def patiently_async(action: Callable[[], Awaitable[T]]) -> T:
 
 
 class _StepSession:
-    """The side of a tx_step that its ``tx`` uses."""
+    """The methods that the ``tx`` of a tx_step calls."""
 
     def __init__(self, connection: AsyncTaskConnection) -> None:
         self._connection = connection

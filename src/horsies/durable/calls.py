@@ -60,13 +60,14 @@ class Call(NamedTuple):
         return cls(called, described, args, kwargs, base_name(options.name, described), options)
 
     def invoke(self, *given: Any) -> Any:
-        """Call the function, within its limit; ``given`` are arguments before its own."""
+        """Call the function, within its limit; ``given`` are passed before its own arguments."""
         if (timeout_ms := self.options.timeout_ms) is None:
             return self.function(*given, *self.args, **self.kwargs)
         return within(timeout_ms, partial(self.function, *given, *self.args, **self.kwargs))
 
     async def invoke_async(self, *given: Any) -> Any:
-        """``invoke`` on an event loop, which a function that is no coroutine function blocks."""
+        """``invoke`` for coroutine functions; a plain function is called too, but blocks the event loop.
+        """
         timeout_ms = self.options.timeout_ms
         if timeout_ms is None or not self.described.is_async:
             value = self.invoke(*given)

@@ -132,8 +132,8 @@ class Durable:
         detached: bool = False,
         timeout_ms: int | None = None,
     ) -> DurableSteps:
-        """Give a step a name, a time limit, or a policy by which it is tried again before it has failed; let
-        a child continue when the run is cancelled (``detached``).
+        """Give a step a name, a time limit or a retry policy; with ``detached``, a child continues when
+        the run is cancelled.
 
         After ``timeout_ms`` TaskStopped is raised in the function of the step, and this try fails with
         STEP_TIMEOUT. Waits of up to 5 seconds between two tries stay in the process; for a longer one the
@@ -166,10 +166,10 @@ class Durable:
     @overload
     def gather(self, /, *calls: StepCall[T]) -> tuple[T, ...]: ...
     def gather(self, /, *calls: StepCall[Any]) -> tuple[Any, ...]:
-        """Run steps side by side, in up to 16 threads, and return their values in order.
+        """Run steps concurrently, in up to 16 threads, and return their values in order.
 
-        All of them end before the first failure is raised. Names are dealt in the order of the arguments,
-        so the order in which the steps end does not matter.
+        All of them end before the first failure is raised. Names are assigned in the order of the
+        arguments, so the order in which the steps end does not matter.
 
         Example:
             mail, invoice = ctx.gather(ctx.call(send_mail, user), ctx.call(write_invoice, user))
@@ -194,12 +194,12 @@ class Durable:
     # Values that a replay sees again
 
     def now(self) -> datetime:
-        """The time in UTC, recorded: a replay sees the same one."""
+        """The time in UTC, recorded: a replay sees the same time."""
         made = to_json(datetime.now(UTC).isoformat()).decode()
         return datetime.fromisoformat(from_json(self._perform(self._run.value("now", made))))
 
     def random(self) -> float:
-        """A random number from 0 to 1, recorded."""
+        """A random number from 0 to 1, recorded: a replay sees the same number."""
         made = to_json(random.random()).decode()
         return float(from_json(self._perform(self._run.value("random", made))))
 

@@ -48,14 +48,14 @@ from horsies.tasks.transaction import TaskTransaction
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 30.0
-# How long a run waits that could not record a step.
+# How long a run waits after it could not record a step.
 REST_SECONDS = 5.0
 _THREADS_MAX = 16
 FOUND = [True]
 
 
 class Sessions(Protocol):
-    """The connections of a child."""
+    """Lends the connections of a child."""
 
     @property
     def database(self) -> Database: ...
@@ -64,7 +64,7 @@ class Sessions(Protocol):
 
 
 class NotRecorded(Exception):
-    """Another attempt was first, or owns the run: the transaction is rolled back."""
+    """Another attempt recorded the step first, or owns the run: the transaction is rolled back."""
 
 
 class Engine:
@@ -173,7 +173,7 @@ class Engine:
             pool.put(lent)
 
     def gather(self, calls: Sequence[Call]) -> tuple[Any, ...]:
-        """Run steps side by side; all of them end before the first failure is raised."""
+        """Run steps concurrently; all of them end before the first failure is raised."""
         run = self.run
         names = [run.past.name(call.base) for call in calls]
         try:
@@ -221,8 +221,8 @@ class Engine:
 
 
 def fails_with(error: Exception, is_lost: bool) -> Called:
-    """The failure of a tx_step by its own code. Raises a conflict or the loss of its session, after which the
-    step is repeated without using up a try.
+    """Return the failure of a tx_step that its own code caused. A conflict or a lost session is raised
+    instead: the step is then repeated without using up a try.
     """
     is_conflict = getattr(error, "sqlstate", None) in CONFLICTS
     if is_conflict or is_lost or isinstance(error, DurableMisuse | TransactionMisuse):
@@ -231,7 +231,9 @@ def fails_with(error: Exception, is_lost: bool) -> Called:
 
 
 def first_leaving(errors: Sequence[BaseException | None]) -> Leaving | None:
-    """How to leave the function if several steps need to; a waiting run wakes for the first due one."""
+    """Return how to leave the function if several steps want to; if all of them wait, the earliest time
+    counts.
+    """
     left = [one for one in errors if isinstance(one, Leaving)]
     waits = [one.request.seconds for one in left if isinstance(one, Parked)]
     seconds = [one for one in waits if one is not None]
@@ -304,7 +306,7 @@ def patiently(action: Callable[[], T]) -> T:
 
 
 def pause_after(error: psycopg.Error, backoff: Backoff, gives_up_at: float) -> float:
-    """The seconds until a failed statement is repeated; raises if it is not."""
+    """Return the seconds until a failed statement is repeated; raise if it must not be repeated."""
     seconds = backoff.next_delay_seconds() or 0.0
     if not is_transient(error) or time.monotonic() + seconds > gives_up_at:
         raise left_after(error) from error
@@ -312,7 +314,9 @@ def pause_after(error: psycopg.Error, backoff: Backoff, gives_up_at: float) -> f
 
 
 def left_after(error: psycopg.Error) -> Leaving:
-    """How a run is left that cannot record a step: parked, or failed if the database refuses the step."""
+    """Return how a run that cannot record a step is left: parked, or failed if the database refuses the
+    step.
+    """
     if is_transient(error):
         return Parked(ParkRequest(seconds=REST_SECONDS))
     message = f"The database refuses the record of a step: {describe(error)}"
@@ -321,7 +325,7 @@ def left_after(error: psycopg.Error) -> Leaving:
 
 
 class StepSession:
-    """The side of a tx_step that its ``tx`` uses."""
+    """The methods that the ``tx`` of a tx_step calls."""
 
     def __init__(self, connection: TaskConnection) -> None:
         self._connection = connection

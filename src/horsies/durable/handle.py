@@ -42,7 +42,7 @@ from horsies.tasks.handle import (
 T = TypeVar("T")
 
 FindDefinition = Callable[[str], TaskDefinition | None]
-# How a program without the code of a function gets it.
+# The remedy in a program that does not have the code of a function.
 IMPORT_IT = "import its module into this application"
 # A sentence lists at most this many steps.
 _NAMES_SHOWN = 10
@@ -104,7 +104,7 @@ class DurableInfo:
     parked_since: datetime | None
     """When the run was parked, or None while it is not."""
     parked_until: datetime | None
-    """When it continues at the latest, or None without a time."""
+    """The latest time at which the run continues, or None without such a time."""
     signals: list[str]
     """The names of the signals that it waits for."""
     children: list[str]
@@ -127,13 +127,15 @@ def _missing_key(rows: Iterable[StepRow], *texts: str) -> str | None:
 
 
 def _written(form: JsonForm, value: object) -> tuple[str, str | None]:
-    """The JSON text of a value, and why it has none."""
+    """Return the JSON text of a value, and the problem if it has none."""
     text = form.encode(value)
     return ("", text.message) if isinstance(text, CodecError) else (text, None)
 
 
 def _read_json(form: JsonForm, value: object) -> tuple[str, str | None]:
-    """The text of a JSON value, and why it cannot be stored or does not fit the declared type."""
+    """Return the text of a JSON value, and the problem if it cannot be stored or does not fit the
+    declared type.
+    """
     text, problem = _written(form_of(Any, "a JSON value"), value)
     if problem is not None:
         return "", problem
@@ -419,7 +421,7 @@ def _named_steps(names: Sequence[str]) -> str:
 
 
 def _instead(task_id: str, status: TaskStatus) -> str:
-    """What to do with a run that cannot be changed."""
+    """Return what to do instead, for a run that cannot be changed."""
     if status is TaskStatus.COMPLETED:
         return "start a new run of its function"
     if status in TASK_TERMINAL_STATES:

@@ -1,6 +1,7 @@
 """The ways in which a call of a durable function ends without an outcome.
 
-They are no ``Exception``: an ``except Exception`` in user code cannot keep a run from leaving its process.
+They do not inherit from ``Exception``, so an ``except Exception`` in user code cannot keep a run in its
+process.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Unreadable(Leaving):
 
 
 class RecordRefused(Leaving):
-    """The database refuses the record of a step, which is not the fault of the step."""
+    """The database refuses the record of a step, but the step itself did not fail."""
 
     def __init__(self, error: TaskError) -> None:
         super().__init__(error)

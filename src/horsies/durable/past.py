@@ -1,7 +1,7 @@
 """The past of a run: its recorded steps, as one call of the durable function meets them again.
 
-A step is found by its name and occurrence, not by its position: steps that run side by side end in any order,
-and recorded steps may be asked for in another order. No I/O here.
+A step is found by its name and occurrence, not by its position: concurrent steps end in any order, and
+the code may ask for recorded steps in another order. No I/O here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def checked_name(name: object) -> str:
 
 
 class Past:
-    """The recorded steps of a run, those that this call has not reached yet, and the names it has dealt."""
+    """The recorded steps of a run, those that this call has not reached yet, and the names it has
+    assigned.
+    """
 
     def __init__(self, steps: Iterable[RecordedStep] = ()) -> None:
         self._steps = {step.name: _readable(step) for step in steps}
@@ -54,7 +56,7 @@ class Past:
         self._counts: dict[str, int] = {}
         self._position = max((step.position for step in self._steps.values()), default=0)
         self._bytes = sum(_size(step) for step in self._steps.values())
-        # Steps side by side share the past.
+        # Concurrent steps share the past.
         self._lock = threading.Lock()
 
     def name(self, base: str) -> str:
@@ -64,7 +66,7 @@ class Past:
         return base if number == 1 else f"{base}#{number}"
 
     def visit(self, name: str, kind: str) -> RecordedStep | None:
-        """The recorded step of this name, or None; a record of another kind holds the run."""
+        """The recorded step of this name, or None; if the record is of another kind, the run is held."""
         with self._lock:
             step = self._steps.get(name)
             if step is None:
@@ -84,8 +86,8 @@ class Past:
             number += 1
 
     def admit(self, name: str, beside: Collection[str] = ()) -> None:
-        """Allow a step that is not recorded: only after all recorded steps, except for those that run beside
-        it. Otherwise the code has changed, and the run is held.
+        """Allow a step that is not recorded: only after all recorded steps, except for those that run at
+        the same time. Otherwise the code has changed, and the run is held.
         """
         if self._unvisited:
             missing = next((one for one in self._unvisited if one not in beside), None)
@@ -115,7 +117,8 @@ class Past:
         self.is_cancelled = False
 
     def last_try(self, name: str) -> tuple[int, float]:
-        """How often a step was tried before this call, and the seconds until its next try."""
+        """Return how many times a step was tried before this call, and the seconds until its next try.
+        """
         tries, left_seconds = 0, 0.0
         while (step := self.visit(f"{name}{TRY}{tries + 1}", "try")) is not None:
             tries, left_seconds = tries + 1, step.left_seconds or 0.0

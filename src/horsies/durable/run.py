@@ -54,9 +54,9 @@ from horsies.retry import decide_retry, exception_names
 from horsies.states import TaskStatus
 from horsies.tasks.definition import LONGEST_RUN
 
-# A shorter sleep stays in its process.
+# A run parks only for sleeps longer than this; it waits for shorter ones in its process.
 IN_PROCESS_SECONDS = 1.0
-# A step that failed is tried again in its process if the wait is not longer.
+# A failed step is tried again in the same process if the wait is at most this long.
 TRY_AGAIN_SECONDS = 5.0
 LONGEST_WAIT = LONGEST_RUN
 PARALLEL_MAX = 256
@@ -138,7 +138,7 @@ class Run:
     patches: dict[str, bool] = field(default_factory=dict)
     # The clean-up steps that this call has registered.
     clean_ups: list[tuple[str, Call]] = field(default_factory=list)
-    # Whether the run was cancelled for its deadline.
+    # Whether the run was cancelled because its deadline has passed.
     is_late: bool = False
 
     def check_use(self) -> None:
@@ -198,7 +198,7 @@ class Run:
             failed = text.to_json()
             return call.read((yield from self.recording(name, kind, None, failed)))
         step = yield from self.recording(name, kind, text, run_us=called.run_us)
-        # Another text is that of an earlier attempt, which was faster.
+        # If the recorded text is another one, an earlier attempt was faster and recorded its own value.
         return call.described.unwrapped(called.value) if step.result is text else call.read(step)
 
     def _failure(self, call: Call, error: Exception, tries: int) -> tuple[Failure, float | None]:
@@ -224,7 +224,7 @@ class Run:
         yield Pause(seconds)
 
     def dealt(self, names: Collection[str]) -> None:
-        """Check the names of steps that run side by side, before the first of them begins."""
+        """Check the names of concurrent steps before the first of them starts."""
         new = [name for name in names if self.past.visit(name, "step") is None]
         for name in new:
             self.past.last_try(name)
@@ -269,7 +269,9 @@ class Run:
         )
 
     def adopting(self, name: str) -> Effects[RecordedStep]:
-        """The record that was there before; without one, the run belongs to another attempt."""
+        """Return the step as an earlier attempt recorded it; without a record, the run belongs to
+        another attempt.
+        """
         worker_id, task_id, generation, _ = self.fence
         found = yield read_step(worker_id, task_id, generation, name)
         if not found:
@@ -289,7 +291,9 @@ class Run:
         return known.result or "null"
 
     def patched(self, change: object) -> Effects[bool]:
-        """Whether this run takes the changed code: it came here first with that code."""
+        """Whether this run takes the changed code: it reached this place for the first time with the new
+        code.
+        """
         name = f"patch:{checked_name(change)}"
         if name not in self.patches:
             is_new = self.past.visit(name, "patch") is None

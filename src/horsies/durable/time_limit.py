@@ -40,7 +40,7 @@ def within(timeout_ms: int, function: Callable[[], T]) -> T:
         finally:
             limit.end()
     except BaseException as raised:
-        limit.end()  # the stop may have come while the first call was at it
+        limit.end()  # TaskStopped may have interrupted the first call
         if not limit.is_over:
             raise
         error = raised
@@ -65,9 +65,9 @@ async def within_async(timeout_ms: int, awaitable: Awaitable[T]) -> T:
 
 
 class _Limit(Protocol):
-    """Raises TaskStopped in this thread when the time is over, as soon as ``begin`` is at it.
+    """Raises TaskStopped in this thread when the time is over, even while ``begin`` is still running.
 
-    ``end`` may be called twice, and after a ``begin`` that was stopped.
+    ``end`` may be called twice, and also after TaskStopped has interrupted ``begin``.
     """
 
     is_over: bool
@@ -78,7 +78,7 @@ class _Limit(Protocol):
 
 
 class _TimerOfProcess:
-    """For the main thread. Timers that were set before continue afterwards."""
+    """The limit in the main thread. Timers that were set before continue afterwards."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -108,7 +108,8 @@ class _TimerOfProcess:
 
 
 class _TimerOfThread:
-    """For other threads: Python raises the exception between two instructions of the thread."""
+    """The limit in any other thread: Python raises the exception between two instructions of the thread.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._thread = threading.get_ident()
@@ -130,7 +131,7 @@ class _TimerOfThread:
     def end(self) -> None:
         with self._lock:
             if self._is_armed and self.is_over:
-                self._pend(None)  # it was not raised yet
+                self._pend(None)  # withdraw an exception that was not raised yet
             self._is_armed = False
         self._timer.cancel()
         if self._timer.is_alive():

@@ -32,11 +32,13 @@ def list_actions_script(
 
 
 def author_script(subject: str, verb: str) -> Script[str | None]:
-    """Return who made the last such manual change, and the reason if there is one."""
+    """Return who last made this change to the subject, and the reason if there is one."""
     return (yield from authors_script([subject], verb)).get(subject)
 
 
 def authors_script(subjects: Sequence[str], verb: str) -> Script[dict[str, str]]:
-    """Return the authors, with their reasons, of the last such change of each subject that has one."""
+    """Return who last made this change to each subject, and why; subjects without such a change are left
+    out.
+    """
     rows: list[ActionRow] = yield last_actions(subjects, verb)
     return {row.subject: f"{row.actor} ({row.detail})" if row.detail else row.actor for row in rows}

@@ -55,7 +55,7 @@ class TaskRetried:
     retried_from_task_id: str
     """The id of the task whose request was sent again."""
     was_status: TaskStatus
-    """The final status of that task."""
+    """The final status of the original task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,9 @@ async def retry_task_async(
 async def send_task_async(
     sender: Sender, arguments: Mapping[str, Any], stamp: Stamp, reason: str | None = None
 ) -> TaskSendResult[TaskHandle[Any]]:
-    """Send a new task manually, and record its author; the same stamp again finds the same task."""
+    """Send a new task manually, and record its author; a repeated send with the same stamp finds the
+    same task.
+    """
     ready = sender.prepare((), arguments, stamp=stamp)
     if isinstance(ready, Err):
         return ready

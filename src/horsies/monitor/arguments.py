@@ -22,7 +22,7 @@ class Mask(Protocol):
     """Which arguments a search must not reveal."""
 
     def hides(self, key: str) -> bool:
-        """Whether the values of this key are secret."""
+        """Return whether the values of this key are secret."""
 
     def value(self, stored: Any, names: Sequence[str] = ()) -> Any:
         """The stored value, with ``MASKED`` in place of secret ones."""
@@ -51,13 +51,14 @@ class Argument:
     wanted: Any
 
     def among_encrypted(self) -> Argument:
-        """Return the search for a database that cannot look into the texts: every task is a candidate."""
+        """Return the search for a database that cannot search the texts: every task is a candidate."""
         return replace(self, needles=("",))
 
     def matches(
         self, masking: Mask, args: str | None, kwargs: str | None, names: Sequence[str] = ()
     ) -> bool:
-        """Whether the arguments have the value; ``names`` are the names of the positional parameters.
+        """Return whether the arguments contain the value; ``names`` are the names of the positional
+        parameters.
 
         Masked values, and arguments that are not JSON, never match.
         """
@@ -70,7 +71,7 @@ class Argument:
         return self.is_in(found if self.path else found[1:])
 
     def is_in(self, value: Any) -> bool:
-        """Whether a JSON value has it, at any depth."""
+        """Return whether a JSON value contains the wanted value, at any depth."""
         if self.path:
             return any(_equal(one, self.wanted) for one in _values_at(value, self.path))
         return any(self.wanted in text for text in _texts(value))

@@ -72,7 +72,7 @@ def overview_document(overview: Overview) -> dict[str, Any]:
 
 
 def queue_document(queue: QueueOverview) -> dict[str, Any]:
-    # Without `asdict`, which copies every value: there may be thousands of queues.
+    # Not with `asdict`, which would copy every value: there may be thousands of queues.
     document = {name: getattr(queue, name) for name in QueueOverview.__dataclass_fields__}
     return {"name": queue.name, "paused": queue.paused_at is not None, **document}
 

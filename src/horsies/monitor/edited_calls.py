@@ -1,8 +1,8 @@
 """Calls of finished tasks with other arguments, checked by the task's parameters before they are sent.
 
 Pure. Arguments are edited by name, so a call that was made by position becomes one by name. A viewer may
-edit a call whose secret values are hidden from him: the parts that he left as he saw them are taken from
-the stored call.
+edit a call whose secret values are hidden: parts that come back as they were shown are taken from the
+stored call.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def edited_call(
 ) -> EncodedCall:
     """Return a task's call with these arguments; EditProblem if they do not fit the parameters.
 
-    The key of a task decides on its place among others, so an argument that carries it cannot be edited.
+    The key of a task decides its place among other tasks, so the argument that contains the key cannot
+    be edited.
     """
     signature = definition.signature
     kwargs = checked_arguments(definition, arguments)

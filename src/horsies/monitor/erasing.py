@@ -1,9 +1,9 @@
 """Erasing, by deletion or redaction: which tasks and runs an order may erase, and one batch of it.
 
-Only tasks and runs that have ended are erased. A task of a workflow goes with its whole run, because
-its arguments and its result may be in any other node. Other tables lose what they say about the erased
-tasks. If the order was found by a key or an argument, the limits of the tasks' keys go as well, once no
-open task has the key; those of a key that all calls of a task share stay.
+Only tasks and runs that have ended are erased. A task of a workflow goes with its whole run, because its
+arguments and its result may be in any other node. Data about the erased tasks in other tables is erased
+too. If the order was found by a key or an argument, the limits of the tasks' keys are erased as well,
+once no open task has the key. The limits of a key that all calls of a task share are kept.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _erase_fitting_script(order: Order, fitting: Sequence[Erasable]) -> Script[i
 
 
 def key_queues_script(key: str) -> Script[list[str]]:
-    """Find the queues that have limits, a pause or a history of a key."""
+    """Find the queues in which a key has limits, a pause or a history."""
     found: list[QueueKey] = yield find_key_queues(key)
     return [one.queue for one in found]
 

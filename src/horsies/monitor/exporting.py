@@ -57,8 +57,8 @@ def run_tasks_script(runs: Sequence[str]) -> Script[list[str]]:
 class Export:
     """Reads rows as documents, and decrypts them with the keys of an application.
 
-    Texts of other keys and stores stay as they are stored; ``missing_keys`` and ``missing_stores`` have their
-    ids.
+    Texts that need a key or a store which the application lacks are returned as stored; ``missing_keys``
+    and ``missing_stores`` collect the ids of these keys and stores.
     """
 
     def __init__(self, payloads: Payloads | None) -> None:

@@ -66,7 +66,8 @@ class Facts:
         return self._known[key]
 
     def share(self, name: str, make: Callable[[], Script[list[T]]]) -> Script[list[T]]:
-        """What a script makes of rows, made once per run; the name identifies it."""
+        """The result that a script computes from rows, computed once per run and identified by the name.
+        """
         key = (name, "")
         if key not in self._known:
             self._known[key] = yield from make()

@@ -1,8 +1,8 @@
 """Failed attempts grouped by fingerprint: the task, the error code, the exception class and its place.
 
-The groups come from the newest 20,000 attempts; at most 2,000 failed attempts among them are read. When
-a group was first seen comes from the index on fingerprints, and so does one group on its own, so both
-reach as far back as attempts are on record.
+The groups come from the newest 20,000 attempts; at most 2,000 failed attempts among them are read. The
+first time of a group, and a group on its own page, come from the index on fingerprints, so both cover
+all attempts on record.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def failure_script(fingerprint: str) -> Script[FailureGroup | None]:
 
 
 def _cut(group: FailureGroup) -> FailureGroup:
-    """A group with the start of its message: an encrypted one must be read as a whole."""
+    """Cut the group's message, now that it was read: an encrypted one must be read as a whole."""
     return group._replace(message=group.message and group.message[:_MESSAGE_CHARACTERS])
 
 

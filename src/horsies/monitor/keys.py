@@ -1,7 +1,7 @@
 """`app.keys`: list the keys of a queue, give one key its own limits, pause and resume it.
 
-Changes are stored, hold for all workers at once, and are recorded like those of queues. A refusal is
-returned as Err; values out of range raise as those of ``PerKey`` do.
+Changes are stored, apply to all workers immediately, and are recorded like changes to queues. A refused
+change is returned as Err; a value out of range raises the same exception as in ``PerKey``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 
 
 class KeyLimits(TypedDict, total=False):
-    """The limits of one key; None means those of its queue again."""
+    """The limits of one key; None restores the limit of the queue."""
 
     max_concurrency: int | None
     rate: Rate | None
@@ -93,7 +93,7 @@ class Keys:
     def set(
         self, queue: str, key: str, *, reason: str | None = None, **limits: Unpack[KeyLimits]
     ) -> BrokerResult[KeyState]:
-        """Give one key its own limits; those that are not named stay as they are.
+        """Give one key its own limits; limits that are not passed stay unchanged.
 
         Raises pydantic's ValidationError for a value that ``PerKey`` would not take.
 
@@ -109,7 +109,7 @@ class Keys:
         return await self._change_async("set_key", queue, key, script, reason)
 
     def clear(self, queue: str, key: str) -> BrokerResult[KeyState]:
-        """Let the limits of the queue hold for the key again. A paused key stays paused."""
+        """Remove the key's own limits; those of its queue apply again. A paused key stays paused."""
         return self._change("clear_key", queue, key, _change_script(queue, key, clear_key))
 
     async def clear_async(self, queue: str, key: str) -> BrokerResult[KeyState]:
@@ -158,7 +158,7 @@ class Keys:
         return Ok(state)
 
     def _refusal_script(self, queue: str, key: str) -> Script[BrokerOperationError | None]:
-        """Why there can be no such key: its text, or its queue."""
+        """Return why there can be no such key: the text or the queue is not valid."""
         if problem := lane_key_problem(key):
             sentence = f"{problem[:1].upper()}{problem[1:]}."
             return BrokerOperationError(BrokerErrorCode.INVALID_QUERY, sentence)
@@ -193,7 +193,7 @@ def subject_of(queue: str, key: str) -> str:
 
 
 def limit_words(state: KeyState) -> str:
-    """Describe the limits that hold for a key."""
+    """Describe the limits that apply to a key."""
     parts = []
     if state.max_concurrency is not None:
         parts.append(f"at most {state.max_concurrency:,}")
@@ -259,7 +259,7 @@ def _stored_script(queue: str, key: str, step: Step) -> Change:
 
 
 def _limits_of(state: KeyState) -> tuple[object, ...]:
-    """What an operator can change."""
+    """Return the values that an operator can change."""
     rate = state.rate_seconds, state.rate_burst
     pause = state.is_paused, state.pause_reason
     return state.max_concurrency, rate, state.weight, state.is_own, pause

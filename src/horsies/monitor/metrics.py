@@ -368,7 +368,7 @@ class ClusterGauges:
     _found_at: float | None = None
     _sizes: Sequence[TableSize] = ()
     _sized_at: float | None = None
-    # The losses of the last hour that were counted, and the number of all that were.
+    # The losses of the last hour that have been counted, and the count of all losses.
     _losses: set[tuple[str, datetime]] = field(default_factory=set)
     _lost: int = 0
 
@@ -412,14 +412,14 @@ class ClusterGauges:
         """Run the cheap checks on the rows of the last collection and some more, and keep the findings; read
         the sizes of the tables if they are old.
         """
-        # Only here: the worker and producers, which use this module, never load the checks.
+        # Imported only here, because the worker and producers use this module but never need the checks.
         from horsies.monitor.diagnose.attention import findings_script
 
         started = self._found_at = self.clock()
         found = yield from findings_script(self._facts)
         self._findings = list(finding_samples(found))
         if _is_old(self._sized_at, started, SIZES_SECONDS):
-            # Noted before: a locked table keeps the findings of a minute from being read once.
+            # Set before the read: a locked table then costs the findings of one minute, not of every one.
             self._sized_at = started
             self._sizes = yield read_table_sizes(self.schema)
         self._seconds += self.clock() - started
@@ -453,7 +453,7 @@ def _about(seconds: float, *, up: bool) -> Iterator[Sample]:
 
 
 def finding_samples(findings: Iterable[Finding]) -> Iterator[Sample]:
-    """Count findings by code and level; the red codes of the catalogue are there even without one."""
+    """Count findings by code and level; every red code of the catalogue has a count, even if it is 0."""
     counts = {(code, Level.RED.value): 0 for code in RED_CODES}
     for one in findings:
         labels = one.code, one.level.value

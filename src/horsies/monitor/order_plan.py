@@ -21,7 +21,7 @@ from horsies.states import TaskStatus, WorkflowStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult
 
 ORDER_MAX = 10_000
-# For orders that keep no list of ids.
+# The `limit` of orders that keep no list of ids: practically none.
 ENDLESS = 2**31 - 1
 # How many rows a dry run reads per page.
 PAGE = 1_000

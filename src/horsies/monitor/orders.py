@@ -281,8 +281,8 @@ async def run_batches_async(
 
 
 def _may_succeed_now(done: BrokerResult[OrderState]) -> bool:
-    """Whether to run a batch again at once. A batch that waited for a lock until its limit would wait as long
-    again, and its order can be continued.
+    """Whether to repeat a batch immediately. A batch that reached its time limit for a lock would wait
+    as long again; its order can be continued later instead.
     """
     if isinstance(done, Ok):
         return False

@@ -78,7 +78,7 @@ def page_script(
 
 def _page(found: list[Any], steps: ListSteps, limit: int, edge: Any) -> Page[Any]:
     position = steps.position
-    # Unfinished rows beyond the window belong to a later page, which would repeat them.
+    # Unfinished rows beyond the window are left to a later page, because that page lists them too.
     within = [row for row in found if edge is None or position(row) >= position(edge)]
     rows = sorted(within, key=position, reverse=True)[:limit]
     if len(rows) == limit:

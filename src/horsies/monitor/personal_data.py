@@ -125,7 +125,9 @@ def _listed_script(wanted: Wanted) -> Script[list[str]]:
 
 
 def _calls_script(wanted: Wanted) -> Script[list[str]]:
-    """Find the runs that have the argument in a node; filters are about tasks, and leave nodes out."""
+    """Find the runs that have the argument in a node; filters apply to tasks only, so with filters no
+    nodes are searched.
+    """
     argument = wanted.argument
     if argument is None or wanted.filters != TaskFilters():
         return []

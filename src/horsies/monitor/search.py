@@ -33,7 +33,7 @@ RUNS_WINDOW = 20_000
 ATTEMPTS_WINDOW = 10_000
 # The most waiting tasks of a queue that are counted.
 WAITING_MOST = 1_000
-# Fewer digits of an id would match the tasks of hours.
+# A shorter part of an id would match all tasks of several hours.
 PREFIX_MIN = 6
 _HEX = re.compile(r"[0-9a-f]+")
 _DIGITS = 32
@@ -50,7 +50,8 @@ class Match:
 
 
 def id_range(text: str) -> tuple[str, str] | None:
-    """Return the first and the last id that begin with this text; None if it is not such a beginning.
+    """Return the first and the last id that begin with this text; None if no id can begin with this
+    text.
 
     Example:
         >>> id_range("01a1dd42-fb")

@@ -16,7 +16,8 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 class AttemptLog(NamedTuple):
     """The first lines of an attempt, how many were left out behind them, and the last lines.
 
-    A run of a durable function that has waited has one such part for every stay in a process.
+    A run of a durable function that was parked has several logs, one for each time that it ran in a
+    process.
     """
 
     attempt: int

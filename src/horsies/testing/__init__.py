@@ -1,6 +1,6 @@
 """Testing applications: capture sends, run tasks in the test, or start a real worker.
 
-The pytest plugin brings the fixtures ``horsies_app``, ``horsies_database``, ``horsies_clock`` and
+The pytest plugin provides the fixtures ``horsies_app``, ``horsies_database``, ``horsies_clock`` and
 ``horsies_worker``.
 """
 

@@ -106,7 +106,7 @@ class InMemoryBroker:
 
     # Every send runs its script.
     is_direct = False
-    # The broker that the application had before; see in_place_of_broker.
+    # The broker that the application had before this one; see in_place_of_broker.
     replaced: Any = None
 
     def __init__(self, receiver: Receiver, *, takes_runs: bool) -> None:
@@ -229,7 +229,7 @@ def in_place_of_broker(app: Horsies, broker: InMemoryBroker) -> Iterator[None]:
     """Give the application this broker for the duration of the block; its own broker is left
     untouched.
 
-    Blocks for the same application may overlap and end in any order, as fixtures do.
+    Blocks for the same application may overlap and end in any order, like fixtures.
     """
     stand_in: Any = broker
     broker.replaced, app._broker = app._broker, stand_in

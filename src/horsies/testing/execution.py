@@ -178,7 +178,7 @@ class Execution:
     def _ended(self, task: ClaimedTask, report: ChildReport) -> Ended:
         raised = self._raised.pop(task.id, None)
         if isinstance(raised, Leaving):
-            raised = None  # the run of a durable function waits
+            raised = None  # not a failure: the run of a durable function was parked
         if raised is not None and not isinstance(raised, Exception | SystemExit):
             raise raised  # Ctrl-C, a cancelled test, or an outcome of pytest such as pytest.fail()
         # No jitter: a test waits exactly as long as the policy specifies.

@@ -123,7 +123,7 @@ def _claimed(row: InsertTask) -> ClaimedTask:
         row.timeout_ms,
         None,
         priority=row.priority,
-        # No slot, no place in a workflow, no schedule.
+        # The rest of the details is empty: the task has no slot, no workflow and no schedule.
         details=details + "\n" * 5,
     )
 

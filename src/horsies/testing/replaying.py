@@ -32,7 +32,7 @@ class ReplayMismatch(AssertionError):
 
 
 class _EndOfRecord(Leaving):
-    """The call has come to the first step that is not recorded."""
+    """The call has reached the first step that is not recorded."""
 
 
 class _Replay:

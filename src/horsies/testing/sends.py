@@ -44,7 +44,7 @@ class CapturedSend:
     priority: int
     """The priority in the queue: that of the send, or of the queue."""
     at: datetime | None = None
-    """When the task becomes claimable, if the send said so."""
+    """When the task becomes claimable, if the send set a time."""
     delay: timedelta | None = None
     """How long the task waits, from `delay` or `schedule`."""
     good_until: datetime | None = None
@@ -52,13 +52,13 @@ class CapturedSend:
     timeout_ms: int | None = None
     """The time limit: that of the send, or of the task."""
     retention: timedelta | None = None
-    """How long the row is kept after the end, if the send said so."""
+    """How long the row is kept after the task has ended, if the send set it."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """The headers, with those that hooks have set."""
     idempotency_key: str | None = None
     """The idempotency key."""
     unique: Uniqueness = "forever"
-    """How long the idempotency key is taken."""
+    """How long the idempotency key stays reserved."""
     transaction: object = None
     """The connection or session that was passed."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class CapturedStart:
     workflow_id: str
     """The id that the handle has."""
     workflow_key: str | None
-    """The key of the run, if the start named one."""
+    """The key of the run, if the start set one."""
     definition_key: str | None
     """The identity of the workflow across deployments."""
     nodes: Mapping[str, str]

@@ -19,7 +19,7 @@ from horsies.logs import DESCRIPTOR_VARIABLE, EventName
 # Read by ``worker_app``.
 APP_VARIABLE = "HORSIES_TESTING_APP"
 DATABASE_VARIABLE = "HORSIES_TESTING_DATABASE_URL"
-# Only there to end a hopeless wait.
+# A wait this long has failed; a wait that succeeds ends earlier.
 WAIT_SECONDS = 30.0
 _LOOK_SECONDS = 0.02
 
@@ -31,7 +31,7 @@ class WorkerProcess:
     """A worker or scheduler process with its log and its lifecycle events."""
 
     process: subprocess.Popen[bytes]
-    """The process of the worker; its children are not in it."""
+    """The process of the worker itself; its children are separate processes."""
     log_path: Path
     """The file with the log of the worker and its children."""
     events_path: Path

@@ -36,9 +36,9 @@ Verb = Literal[
     "run_schedule",
     "ping",
 ]
-"""A change that the dashboard can make: `Access.may` lists those of a user."""
+"""A change that the dashboard can make; `Access.may` lists the changes that a user may make."""
 VERBS: frozenset[Verb] = frozenset(get_args(Verb))
-"""All changes, for a user who may make every one of them."""
+"""Every change, for users without restrictions."""
 
 LOOPBACK = ("127.0.0.1", "::1")
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -55,7 +55,8 @@ Networks: TypeAlias = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 class Access(NamedTuple):
     """A request's user, the changes that the user may make, and whether arguments are shown.
 
-    Both also require the dashboard's own switches: ``actions`` and ``payload`` of ``create_app``.
+    Changes and arguments also require the dashboard's own switches: ``actions`` and ``payload`` of
+    ``create_app``.
     """
 
     user: str
@@ -67,7 +68,9 @@ class Access(NamedTuple):
 
 
 class Policy(Protocol):
-    """Decides on every request: access, a response such as a redirect to a login, or None for 403."""
+    """Decides on every request: returns its access, a response such as a redirect to a login, or None
+    for 403.
+    """
 
     async def access(self, request: HTTPConnection) -> Access | Response | None:
         """Return this request's access."""
@@ -85,7 +88,7 @@ class AllowAll:
 
 
 class ViewOnly:
-    """Everyone may look; no user may change anything or see arguments and results."""
+    """Every user may view the pages; no user may make changes or see arguments and results."""
 
     def __init__(self, user: str = "viewer") -> None:
         self._access = Access(user)
@@ -180,7 +183,7 @@ class TokenPolicy:
 class BasicPolicy:
     """Names and passwords with HTTP basic authentication; ``users`` has the hash of each password.
 
-    Members of ``viewers`` may only look. A correct password is remembered by its digest: scrypt
+    Members of ``viewers`` may only read. A correct password is remembered by its digest: scrypt
     deliberately takes about 50 ms, and a browser sends the password with every request.
     """
 
@@ -214,7 +217,8 @@ class BasicPolicy:
             checked = asyncio.to_thread(password_matches, password, stored)
             checking = self._checking[guess] = asyncio.ensure_future(checked)
             checking.add_done_callback(lambda _: self._checking.pop(guess))
-            # Counted before the answer; otherwise many tries at the same time would all be allowed.
+            # The try is counted before its answer; otherwise many tries at the same time would all be
+            # allowed.
             self._tries.add(address)
             if await asyncio.shield(checking):
                 self._right.add(guess)
@@ -226,10 +230,10 @@ class CanPolicy(Protocol):
     """The older form of a policy: two methods that return True or False."""
 
     async def can_view(self, request: HTTPConnection) -> bool:
-        """Whether the user may look."""
+        """Whether the user may view the dashboard."""
 
     async def can_act(self, request: HTTPConnection) -> bool:
-        """Whether the user may change things."""
+        """Whether the user may make changes."""
 
 
 class AdaptedPolicy:
@@ -365,7 +369,7 @@ def parse_users(text: str) -> BasicPolicy:
 
 
 def parse_networks(texts: Iterable[str] | Networks) -> Networks:
-    """Read addresses and networks such as ``10.0.0.0/8``; ValueError names the wrong one."""
+    """Read addresses and networks such as ``10.0.0.0/8``; the ValueError names the invalid one."""
     return tuple(ipaddress.ip_network(text, strict=False) for text in texts)
 
 
@@ -406,7 +410,7 @@ def host_name(host: str) -> str:
     """Return the name in a Host header, without its port."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:  # such as an open bracket
+    except ValueError:  # for example, a bracket that is not closed
         return ""
 
 
@@ -451,7 +455,7 @@ def _basic_credentials(header: str) -> tuple[str, str] | None:
     scheme, _, encoded = header.partition(" ")
     try:
         text = base64.b64decode(encoded, validate=True).decode()
-    except ValueError:  # neither ASCII nor base64, or not UTF-8
+    except ValueError:  # the header is not base64, or the decoded bytes are not UTF-8
         return None
     user, colon, password = text.partition(":")
     return (user, password) if scheme.lower() == "basic" and colon else None

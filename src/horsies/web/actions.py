@@ -65,7 +65,7 @@ def _switch_queue(paused: bool) -> Handler:
 
 
 async def _key_of(view: View) -> tuple[Keys, str, str]:
-    """The keys of the site, and the queue and the key of the request."""
+    """Return the site's `Keys`, and the queue and the key that the request names."""
     name, key = view.params["name"], (await fields_of(view)).get("key")
     if not isinstance(key, str):
         raise BadRequest("key must be the key as text.", code="INVALID_VALUE")
@@ -116,7 +116,7 @@ async def _limits_of(view: View) -> KeyLimits:
 
 
 async def clear_key(view: View) -> Response:
-    """Let the limits of the queue hold for a key again."""
+    """Remove a key's own limits, so that the limits of its queue apply again."""
     keys, name, key = await _key_of(view)
     with acting_as(view.access.user, "web"):
         result = await keys.clear_async(name, key)

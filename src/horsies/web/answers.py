@@ -133,7 +133,9 @@ def origin(view: View) -> str | None:
 
 
 def keyed_id(view: View) -> str | None:
-    """Return the id that an Idempotency-Key stands for, given this user and path."""
+    """Return the task id derived from the Idempotency-Key, the user and the path; None without the
+    header.
+    """
     key = view.request.headers.get("idempotency-key") if is_api(view) else None
     if key is None:
         return None

@@ -95,12 +95,12 @@ MEASURES_MAX = timedelta(days=14)
 SLOTS_MAX = 2_016
 # Larger documents are not indented, which takes ten times as long and doubles them.
 INDENTED_MAX = 100_000
-# The most lines of the attention list; with thousands of queues, thousands may be in need at once.
+# The most lines of the attention list; with thousands of queues, thousands may need attention.
 ATTENTION_MAX = 200
-# The most queues, workers and queues of a worker in the overview, unless all are asked for.
+# The most queues, workers, and queues per worker in the overview, unless the request asks for all.
 QUEUES_MAX = WORKERS_MAX = 200
 QUEUES_OF_WORKER_MAX = 20
-# The most queues on a page of their list.
+# The most queues on one page of the list of queues.
 QUEUES_PAGE = 1_000
 RUN_FILTERS = frozenset(
     {
@@ -135,8 +135,8 @@ def _masked(value: Any) -> Any:
 
 
 async def meta(view: View) -> Response:
-    """Versions, the user's permissions, limits. A database from another release is named, but is not an
-    error.
+    """Return versions, the user's permissions and limits. A database of another release is reported, but
+    is not an error.
     """
     schema, server = "MATCH", None
     try:
@@ -170,9 +170,11 @@ async def meta(view: View) -> Response:
 
 
 async def overview(view: View) -> Response:
-    """Queues, workers, blocked tasks and runs, as in ``horsies status --json``, and the attention list.
+    """Return queues, workers, blocked tasks and runs, as in ``horsies status --json``, and the attention
+    list.
 
-    Of very many queues and workers, only those that matter most now, unless ``all`` is set.
+    If there are very many queues and workers, only those that matter most now are included, unless
+    ``all`` is set.
     """
     is_all = is_on(view, "all")
     facts = Facts(view.site.broker.config.schema_name)
@@ -206,7 +208,8 @@ async def overview(view: View) -> Response:
 
 
 def _shortened(overview: Overview) -> Overview:
-    """Return an overview of the queues and workers that matter most, of all if there are few."""
+    """Return an overview of the queues and workers that matter most, or of all of them if there are few.
+    """
     queues = most_in_need(overview.queues, QUEUES_MAX)
     workers = nsmallest(WORKERS_MAX, overview.workers, key=_is_well)
     return replace(overview, queues=queues, workers=workers)
@@ -217,7 +220,7 @@ def _is_well(worker: WorkerSummary) -> bool:
 
 
 async def queues(view: View) -> Response:
-    """A page of the queues by name: those ``after`` a name."""
+    """Return a page of queues in the order of their names, from the first name after ``after``."""
     after, limit = text_of(view, "after") or "", number_of(view, "limit", QUEUES_PAGE, QUEUES_PAGE)
     every = await view.read(overview_script(view.site.queue_caps))
     found = [one for one in every.queues if one.name > after]
@@ -244,7 +247,9 @@ async def keys(view: View) -> Response:
 
 
 async def measures(view: View) -> Response:
-    """Attempts and their durations by slots of time: ``since`` is how far back, ``step`` how long."""
+    """Attempts and their durations per time slot: ``since`` is how far back to go, ``step`` the length
+    of a slot.
+    """
     since = _length(view, "since", timedelta(hours=1))
     step = _length(view, "step", max(since / 60, timedelta(minutes=1)))
     queues, names = texts_of(view, "queue"), texts_of(view, "task_name")

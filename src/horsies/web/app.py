@@ -152,7 +152,8 @@ def create_monitoring_app(
     config: Mapping[str, Any] | None = None,
     actions_enabled: bool = True,
 ) -> Dashboard:
-    """``create_app`` with actions on; a policy may also have ``can_view`` and ``can_act``.
+    """``create_app`` with actions switched on; a policy may also be an object with ``can_view`` and
+    ``can_act``.
 
     ``config`` takes ``create_app``'s other keywords.
     """
@@ -230,7 +231,7 @@ class Dashboard:
         return view if isinstance(view, Response) else self.hub.stream(view, route.handler)
 
     async def _admit(self, route: Route, request: Request) -> View | Response:
-        """Return the view of a request that may pass, or the answer to one that may not."""
+        """Return the view of a permitted request, or the response that rejects the request."""
         self._require_host(request)
         access = await self.policy.access(request)
         if isinstance(access, Response):
@@ -246,7 +247,7 @@ class Dashboard:
             verb = await self._require_right(route.verb, view)
             if route.method == "POST":
                 await self._require_intent(verb, view)
-                # A change may wait a long time for a lock; a read before it detects a dead connection.
+                # A change may wait a long time for a lock; the read before it detects a dead connection.
                 await view.read(read_rows(read_server()))
         except Forbidden as refusal:
             action, actor = Action(route.method.lower(), view.path), Actor(view.access.user, "web")
@@ -304,7 +305,7 @@ class Dashboard:
 
     async def _login(self, request: Request) -> Response:
         self._require_host(request)
-        if request.method != "POST":  # the address after a wrong token, opened again
+        if request.method != "POST":  # the user reopened the address to which a wrong token was posted
             return View(self.site, request, Access("")).redirect("/")
         if not isinstance(self.policy, TokenPolicy):
             raise NotFound("There is no login here.")
@@ -415,7 +416,7 @@ def security_headers(frame_ancestors: str | None) -> list[tuple[bytes, bytes]]:
     headers = {
         "content-security-policy": policy,
         "x-content-type-options": "nosniff",
-        # A form's origin has to arrive; "no-referrer" would replace it with "null".
+        # A form must send its origin; "no-referrer" would replace the origin with "null".
         "referrer-policy": "same-origin",
         "cross-origin-opener-policy": "same-origin",
         "cache-control": "no-store",

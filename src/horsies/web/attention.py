@@ -1,5 +1,5 @@
-"""The overview's attention list: cheap checks run for every view, the others in a run that all viewers
-share.
+"""The overview's attention list: cheap checks run for every view, slower ones in one run that all
+viewers share.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 1.0
 
 @dataclass
 class _Slow:
-    """The slower checks' findings, and the run in progress."""
+    """The findings of the slower checks, and their run in progress."""
 
     findings: Sequence[Finding] = ()
     asked_at: float | None = None

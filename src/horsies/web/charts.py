@@ -2,8 +2,8 @@
 
 An SVG contains only shapes and stretches to the available width; its labels are separate HTML and stay
 readable on a phone. Each chart describes its numbers in words and has a table below it. The columns'
-links form a separate layer: screen readers do not find links inside an image, and keyboard users have
-those in the table.
+links form a separate layer: screen readers do not find links inside an image, and keyboard users find
+the same links in the table.
 
 The parts are plain strings that escape their texts, because an overview has 800 of them and
 ``Markup.format`` takes five times as long.
@@ -28,7 +28,7 @@ COLUMNS_MAX = 180
 _DECADES_MAX = 7
 _TOPS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10, 20)
 _GAP = 0.14
-# A burst is so many times higher than the usual columns; fewer columns have no usual height.
+# A column that exceeds the usual height by this factor is a burst; fewer columns have no usual height.
 _BURST_FACTOR = 5
 _BURST_COLUMNS = 5
 # Sums of larger numbers could overflow.
@@ -48,8 +48,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart: ``key`` is its prefix for ids on the page, and ``series`` are its names in classes and
-    words.
+    """A chart: ``key`` is its prefix for ids on the page, and ``series`` names its series, in CSS
+    classes and in words.
     """
 
     key: str
@@ -92,7 +92,7 @@ def column_chart(chart: Chart) -> Markup:
 def robust_top(totals: Sequence[float]) -> float:
     """Return the height that a chart must show: the highest column, unless a burst would flatten all others.
 
-    A column more than five times as high as nine tenths of the others is cut.
+    A column is cut if it is more than five times as high as nine tenths of the columns.
     """
     known = sorted(total for total in totals if total)
     if len(known) < _BURST_COLUMNS:
@@ -131,7 +131,7 @@ def sparkline(key: str, title: str, values: Sequence[float | None]) -> Markup:
     shape = _stroke("spark", _line(heights, SPARK_WIDTH))
     words = f"{number(numbers[-1])} now, highest {number(max(numbers))}"
     size = f"{SPARK_WIDTH} {SPARK_HEIGHT}"
-    # The title is what a pointer shows.
+    # Browsers show the title next to the pointer.
     title = f"{title}: {words}"
     return Markup(_svg("spark", size, key, title, words, shape))  # noqa: S704 - escaped
 
@@ -233,7 +233,9 @@ def _figure(
 
 
 def _links(chart: Chart, cell: Cell) -> str:
-    """Return a layer over the columns: their numbers under the pointer, and the way to their tasks."""
+    """Return a layer over the columns that shows their numbers under the pointer and links to their
+    tasks.
+    """
     step = WIDTH / max(len(chart.columns), 1)
     form = _time_form(chart.columns)
     columns = "".join(

@@ -30,7 +30,7 @@ from horsies.web.pages import totals_of
 from horsies.web.reading import Problem, web_broker
 from horsies.web.rendering import Page, Route, Settings, Site, View, environment
 
-# How long the list waits for a database; one that takes longer fills its row in a later update.
+# How long the list waits for a database; the row of a slower database is filled by a later update.
 ANSWER_SECONDS = 1.0
 
 
@@ -58,7 +58,7 @@ def build_all(
         for one in served
     }
     listing = Listing(sites)
-    # The list has no database of its own, and never uses its site's broker.
+    # The list itself needs no database: it never uses the broker of its site.
     front = Site(next(iter(sites.values())).broker, None, settings, signer, environment())
     routes = [
         StarletteRoute("/readyz", listing.readyz),
@@ -105,7 +105,9 @@ class Listing:
 
 
 class _Row:
-    """One database's latest figures, or why it could not be read; read by one task at a time."""
+    """One database's latest figures, or why they could not be read; only one asyncio task at a time
+    reads.
+    """
 
     def __init__(self, name: str, site: Site) -> None:
         self._name = name

@@ -36,7 +36,7 @@ async def signal_task(view: View) -> Response:
 
 
 async def resume_task(view: View) -> Response:
-    """Let a run continue that its record holds."""
+    """Resume a run that is held because its code does not fit its record."""
     handle, reason = _handle(view), await text_field(view, "reason")
     with acting_as(view.access.user, "web"):
         result = await handle.resume_async(reason=reason)
@@ -47,7 +47,7 @@ async def resume_task(view: View) -> Response:
 
 
 async def reset_task(view: View) -> Response:
-    """Forget a step of a parked or held run and all that were recorded after it."""
+    """Forget a step of a parked or held run and all steps recorded after it."""
     handle, step = _handle(view), await text_field(view, "step")
     if step is None:
         raise BadRequest("A reset needs the name of a step.", code="INVALID_VALUE")

@@ -70,7 +70,7 @@ def _chain_heads(dependencies: Graph, names: Sequence[str]) -> list[int]:
 
 
 def _roles(graph: Graph, kinds: Sequence[Hashable]) -> list[int]:
-    """Refine kinds until nodes with one role have the same roles before and after them."""
+    """Refine kinds until all nodes of one role have the same roles before and after them."""
     dependents = dependents_of(graph)
     roles = _numbered(kinds)
     for _ in range(_ROUNDS):

@@ -32,7 +32,7 @@ STREAMS_PER_CLIENT_MAX = 6
 STANDALONE_SECONDS = 55.0
 MOUNTED_SECONDS = 20.0
 REST_FACTOR = 20
-# The page's script calls its numbers stale after ten seconds without an event.
+# The page's script marks its numbers as stale after ten seconds without an event.
 TICK_SECONDS = 4.0
 RETRY_MS = 1_000
 # How much longer than its lifetime a stream may take to send its events.
@@ -132,7 +132,7 @@ class EventStream(StreamingResponse):
             await self.close()
 
     async def close(self) -> None:
-        """End the stream, even if it never began."""
+        """End the stream, even if it never started."""
         self._ended()
         await self._events.aclose()
 
@@ -154,7 +154,7 @@ class Hub:
             return PlainTextResponse(
                 "Live updates are off: too many streams; reload manually.", 503
             )
-        # Counted before the first event, so that requests that arrive at the same time are limited too.
+        # The stream is counted before its first event, so that simultaneous requests are limited too.
         self._streams[client] += 1
         return EventStream(
             self._events(view, handler),

@@ -79,7 +79,9 @@ def lay_out(dependencies: Graph) -> Layout:
 
 
 def layers_of(dependencies: Sequence[Sequence[int]]) -> list[int]:
-    """Return each node's layer: behind all its dependencies, directly before a single dependent."""
+    """Return each node's layer: after all its dependencies, and directly before its dependent if it has
+    only one.
+    """
     dependents = dependents_of(dependencies)
     order = topological(dependencies, dependents)
     layers = [0] * len(dependencies)
@@ -115,7 +117,8 @@ def topological(
 
 
 class _Items:
-    """Nodes, followed in numbering by the lanes: one for every layer that a source's edges pass.
+    """The nodes, and the lanes, which are numbered after the nodes: one lane for every layer that a
+    source's edges cross.
 
     ``left`` and ``right`` are an item's neighbours in the adjacent layers; ``rows`` are each layer's
     items in order.
@@ -254,7 +257,7 @@ def _gain(items: _Items, place: dict[int, int], upper: int, lower: int) -> int:
 
 
 def _heights(items: _Items) -> list[float]:
-    """Move every item towards its neighbours, layer by layer, and keep the distances."""
+    """Move every item towards its neighbours, layer by layer, and keep the minimum distances."""
     heights = [0.0] * len(items.layers)
     gaps = [_gaps(items, row) for row in items.rows]
     for row, distances in zip(items.rows, gaps, strict=True):

@@ -65,8 +65,9 @@ class Shown:
 
 
 class Masking:
-    """Masks values by key: those in ``MASKED_KEYS``, and those in ``more``, which are parts of keys, or
-    whole keys if they contain ``*``, which stands for any text.
+    """Masks the values of secret keys: the keys in ``MASKED_KEYS`` and those that match ``more``. An
+    entry of ``more`` matches any key that contains it; an entry with ``*``, which stands for any text,
+    matches whole keys.
     """
 
     def __init__(self, more: Iterable[str] = ()) -> None:
@@ -100,7 +101,7 @@ class Masking:
         return Shown(shown[:limit], limit is not None and len(shown) > limit, is_json=False)
 
     def _pieces(self, text: str, names: Sequence[str]) -> Iterator[str]:
-        """Yield the tokens with indentation; the value of a secret key is one piece."""
+        """Yield the tokens with indentation; the value of a secret key is yielded as a single piece."""
         tokens = _Tokens(text)
         # Per open container: its bracket, and how many items have been read.
         open_at: list[list[Any]] = []

@@ -20,7 +20,7 @@ class _Shared(NamedTuple):
     collecting: asyncio.Lock
 
 
-# By event loop and database, because an asynchronous lock belongs to one loop.
+# One entry per event loop and database, because an asyncio lock belongs to one loop.
 _SHARED: WeakKeyDictionary[
     asyncio.AbstractEventLoop, WeakKeyDictionary[PostgresBroker, _Shared]
 ] = WeakKeyDictionary()

@@ -1,10 +1,10 @@
 """Bulk orders from the dashboard: the dry run, the start, the progress, the stop.
 
 A dry run is stored as its order's draft, and its form names the draft, so that exactly the displayed
-changes are made. Its page is the only GET that writes. A draft changes no task or run, and only its author
-can start it, through a form. An author has at most ``DRAFTS_MAX`` of them, each for an hour. An order
-is carried out in the background, one at a time per process. Its progress is in the database: any
-process can show it, stop it and continue it.
+changes are made. Its page is the only GET that writes. A draft changes no task or run, and only its
+author can start it, through a form. An author has at most ``DRAFTS_MAX`` drafts, and each can be started
+for an hour. An order is carried out in the background, one at a time per process. Its progress is in the
+database: any process can show it, stop it and continue it.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ def _verb_named(name: object) -> OrderVerb:
 
 
 async def _verb_of(view: View) -> Verb:
-    """Return the permission that a stored order needs, or that of the request's verb; if it names
-    neither, the least one.
+    """Return the permission that the stored order needs, or else the request's verb; without either, the
+    least permission.
     """
     try:
-        # The order in the path takes precedence, whatever the body says.
+        # The order in the path takes precedence over one in the body.
         order_id = view.params.get("id") or (await fields_of(view)).get("order")
         if order_id is not None:
             state = await view.read(order_script(str(order_id)))
@@ -249,8 +249,8 @@ async def _carry_out(view: View, state: OrderState | None) -> None:
     """Run a started order's batches when it is its turn; starting it again would undo a stop requested
     in the meantime.
 
-    A request that continues the order while this task is in ``_running`` leaves the batches to it, so
-    the task reads the order again after it has left.
+    A request that continues the order while this task is in ``_running`` leaves the batches to this
+    task, so the task reads the order again after it has left ``_running``.
     """
     broker, this = view.site.broker, asyncio.current_task()
     turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
@@ -298,7 +298,8 @@ async def stop_order(view: View) -> Response:
             view.site.broker, _WORKING, action, stop_script(state.order.id)
         )
     result = unwrapped(view, done.and_then(lambda stopped: stopped), "/history")
-    if result and state.order.id not in _running:  # its process is gone; a batch ends it
+    # If the process that ran the order is gone, one more batch records the stop.
+    if result and state.order.id not in _running:
         script = batch_script(state.order.id)
         await view.site.broker.perform_async(_WORKING, script, atomic=True)
     if is_api(view):
@@ -336,7 +337,7 @@ async def post_order(view: View) -> Response:
 
 
 def _refuse_members(fields: Mapping[str, Any]) -> None:
-    """Reject a member that would be ignored: a misspelt one, or filters and a dry run next to an order."""
+    """Reject a member that would be ignored: a misspelt one, or one that conflicts with another."""
     if unknown := sorted(fields.keys() - _MEMBERS):
         known = ", ".join(sorted(_MEMBERS))
         raise BadRequest(
@@ -393,7 +394,7 @@ async def get_order(view: View) -> Response:
 
 
 async def purge_queue(view: View) -> Response:
-    """Lead a form to the dry run of a purge; below ``/api``, purge immediately."""
+    """Redirect a form to the dry run of a purge; below ``/api``, purge immediately."""
     name = view.params["name"]
     known = list(view.site.queue_caps) if view.site.app else None
     unwrapped(view, await view.read(known_queue_script(name, known)), "/queues")

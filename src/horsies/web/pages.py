@@ -58,7 +58,7 @@ RANGES = {
 }
 _RATE_SERIES = ("done", "retried", "failed", "stopped")
 PERCENTILES = ("p50", "p95", "p99")
-# Rows of queues on the overview and on a page of all queues; a row is about 1 KB with its line.
+# How many queues the overview and a page of the list of queues show; a row with its chart is about 1 KB.
 QUEUES_SHOWN = 50
 QUEUES_PER_PAGE = 100
 WORKERS_PER_PAGE = 100
@@ -67,7 +67,9 @@ LINKS_MAX = 20
 
 
 class QueueRow(NamedTuple):
-    """A queue in a table: status and its word, tasks in flight, time until it is empty."""
+    """A queue in a table: its status as a class and as a word, its tasks in flight, the time until it is
+    empty.
+    """
 
     queue: QueueOverview
     status: str
@@ -147,7 +149,9 @@ async def queues(view: View) -> Page:
 
 
 def most_in_need(queues: Sequence[QueueOverview], most: int) -> list[QueueOverview]:
-    """Return the queues for the overview, by name: all, or of very many those that matter most now."""
+    """Return the queues for the overview, by name: all of them, or, of very many, those that matter most
+    now.
+    """
     if len(queues) <= most:
         return list(queues)
     return sorted(nlargest(most, queues, key=_need), key=lambda one: one.name)
@@ -211,7 +215,7 @@ async def workers(view: View) -> Page:
 
 
 def _place(worker: WorkerSummary) -> tuple[bool, bool, str, str]:
-    """The place of a worker in the list, which no heartbeat changes."""
+    """Return a worker's sort key in the list, which does not change with heartbeats."""
     is_well = health_of(worker) is WorkerHealth.ALIVE and not misses_notifications(worker)
     return worker.stopped_at is not None, is_well, worker.label, worker.worker_id
 
@@ -304,7 +308,7 @@ def _empty_in(queue: QueueOverview, arrivals: float, *, is_stopped: bool) -> str
 
 
 def charts_of(view: View, name: str, rates: Rates | None, filters: dict[str, str]) -> Charts:
-    """Draw rates and waiting times; the columns lead to the tasks of their slot, by these filters."""
+    """Draw rates and waiting times; each column links to the tasks of its slot, with these filters."""
     if rates is None:
         return Charts(name, problem="Reading the rates took too long; choose a shorter range.")
     if not rates.total.total.attempts:
@@ -364,7 +368,7 @@ def _worker_row(worker: WorkerSummary) -> WorkerRow:
 
 
 def _queue_links(view: View, names: Sequence[str]) -> Markup:
-    """Return links to a worker's queues; of thousands, to the first ones."""
+    """Return links to a worker's queues: at most ``LINKS_MAX``, and the number of the others."""
     link = Markup('<a href="{}"><bdi>{}</bdi></a>')
     shown = (link.format(view.url(f"/queues/{name}"), name) for name in names[:LINKS_MAX])
     more = f" and {len(names) - LINKS_MAX:,} more" if len(names) > LINKS_MAX else ""

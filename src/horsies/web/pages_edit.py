@@ -35,14 +35,14 @@ from horsies.web.reading import BadRequest, Forbidden, NotFound, Refused
 from horsies.web.rendering import Page, Route, View
 from horsies.web.undoing import undo
 
-# A form's body is limited to 64 KB, and a form writes most signs as three characters.
+# A form's body is limited to 64 KB, and form encoding writes most punctuation as three characters.
 EDITED_CHARACTERS_MAX = 16_000
 STATUS_UNFIT = 422
 
 
 @dataclass(frozen=True, slots=True)
 class _Editable:
-    """A stored call by name, as it is and as the viewer sees it."""
+    """A stored call's arguments by name: as they are stored, and as the viewer sees them."""
 
     task: TaskDetail
     definition: TaskDefinition
@@ -129,7 +129,7 @@ async def send_edited(view: View) -> Page | Response:
 
 
 def _arguments(view: View, editable: _Editable, given: object) -> dict[str, Any]:
-    """Return all arguments: a form has every one, a JSON request those that change."""
+    """Return all arguments: a form contains every argument, a JSON request only those that change."""
     if not is_api(view):
         try:
             given = json.loads(str(given))

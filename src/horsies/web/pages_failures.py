@@ -46,7 +46,7 @@ async def failures(view: View) -> Page:
 
 
 def group_words(group: FailureGroup) -> dict[str, Any]:
-    """Return a group, its words, and the query that lists its tasks."""
+    """Return a group, its description, and the query that lists its tasks."""
     by_code = {"task_name": group.task_name, "error_code": group.error_code or ""}
     chosen = {"fingerprint": group.fingerprint} if group.fingerprint else by_code
     return {

@@ -31,7 +31,7 @@ from horsies.workflow.run.results import read_error
 RUNS_PER_PAGE = 50
 NODES_PER_PAGE = 100
 CHANGES_SHOWN = 10
-# A graph with more boxes than a screen holds opens fitted.
+# A graph with more boxes than fit on a screen is first shown scaled to the page.
 FIT_ABOVE = 60
 TABS = ("graph", "timeline", "nodes")
 PERIODS = ("1h", "1d", "7d")
@@ -148,7 +148,9 @@ def _tab_context(view: View, shown: RunView, tab: str, selected: TreeNode | None
 
 
 def _zoom_context(view: View, shown: RunView, boxes: int) -> dict[str, Any]:
-    """Return the size of the drawing: a large one opens fitted, and the query may ask for the other."""
+    """Return the zoom of the drawing: a large one is first scaled to the page; the query may choose
+    otherwise.
+    """
     is_large = boxes > FIT_ABOVE
     is_fit = view.query.get("zoom", "fit" if is_large else "full") == "fit"
     failed = next((node for node in shown.nodes if node.status == "FAILED"), None)

@@ -41,7 +41,9 @@ STATUS_UNFIT = 422
 
 @dataclass(frozen=True, slots=True)
 class EditForm:
-    """What a viewer typed, or what is stored; and the edit that it leads to, or the problem."""
+    """The content of the form, typed or stored; and the edit that results from it, or the problem with
+    it.
+    """
 
     pattern: str
     timezone: str
@@ -82,7 +84,7 @@ async def _stored(view: View) -> ScheduleState:
 
 
 async def edit_schedule(view: View) -> Page | Response:
-    """Store another timing; a form that asks for the slots, or a dry run, only shows them."""
+    """Store another timing; with ``dry_run``, only show the slots that it would have."""
     state = await _stored(view)
     form = EditForm(
         await text_field(view, "pattern") or "", await text_field(view, "timezone") or ""
@@ -121,7 +123,7 @@ def _unfit(view: View, state: ScheduleState, form: EditForm, sentence: str) -> P
 
 
 async def reset_schedule(view: View) -> Response:
-    """Return to the timing of the configuration."""
+    """Reset a schedule to the timing in the configuration."""
     name = view.params["name"]
     action = Action("reset_schedule", f"schedule {name}", await text_field(view, "reason"))
     with acting_as(view.access.user, "web"):

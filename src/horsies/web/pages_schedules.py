@@ -133,7 +133,9 @@ class ScheduleView:
         return median(found) if found else None
 
     def history(self) -> list[Slot]:
-        """Return the newest slots, oldest first: those that fired, and the latest skip, which is stored."""
+        """Return the newest slots, oldest first: the runs, and the latest skipped slot; earlier skips
+        are not stored.
+        """
         slots = [Slot(run.scheduled_for or run.sent_at, run.status, run) for run in self.runs]
         skipped, reason = self.state.skipped_at, self.state.skip_reason
         if skipped is not None and (not slots or skipped >= min(slot.at for slot in slots)):

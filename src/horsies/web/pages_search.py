@@ -25,7 +25,7 @@ def _asked(view: View) -> str:
 
 
 async def search(view: View) -> Page | Response:
-    """List the matches; a single one is opened."""
+    """List the matches; a single match is opened directly."""
     asked = _asked(view)
     found = await view.read(search_script(asked)) if asked else []
     if len(found) == 1:
@@ -35,7 +35,7 @@ async def search(view: View) -> Page | Response:
 
 
 async def search_api(view: View) -> Response:
-    """Return the matches as JSON; without one, a search of arguments as the only suggestion."""
+    """Return the matches as JSON; if there is none, the only suggestion is a search of arguments."""
     asked = _asked(view)
     found = await view.read(search_script(asked)) if asked else []
     shown = found or _in_arguments(view, asked)

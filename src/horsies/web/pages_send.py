@@ -44,7 +44,7 @@ from horsies.web.rendering import Page, Route, View
 from horsies.web.undoing import undo
 
 STATUS_UNFIT = 422
-# How long a checked call may wait for its button, and how many names the first page lists.
+# How long a checked call can be sent by its button, and how many names the first page lists.
 CHECKED_SECONDS = 3_600
 NAMES_MAX = 500
 _FIELD = "argument."
@@ -63,7 +63,9 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class SendForm:
-    """What a viewer typed; and the call that it leads to, with its button, or the problem."""
+    """The content of the form; and the call that results from it, with its button, or the problem with
+    it.
+    """
 
     texts: Mapping[str, str] = field(default_factory=dict)
     reason: str | None = None
@@ -138,7 +140,9 @@ def _form(definition: TaskDefinition, form: SendForm) -> Page:
 
 
 async def send_task(view: View) -> Page | Response:
-    """Check a call and show it; send a call that was shown, or at once below ``/api``."""
+    """Check a call and show it, or send a call that was already shown; below ``/api``, send it
+    immediately.
+    """
     fields = await fields_of(view)
     if is_api(view) and (unknown := sorted(fields.keys() - set(_MEMBERS))):
         raise BadRequest(

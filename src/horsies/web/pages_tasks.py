@@ -170,7 +170,9 @@ def _note(listed: TaskPage, filters: TaskFilters) -> Note | None:
 
 
 async def _jump(view: View, asked: str) -> Response:
-    """Redirect from the search box to a task or a run by its id, to an argument, or to the search."""
+    """Redirect from the search box: to a task or run by its id, to the tasks with an argument, or to the
+    search.
+    """
     if (stored := stored_form(asked)) is not None:
         found = await view.read(read_rows(find_subject(stored)))
         if not found:
@@ -214,7 +216,7 @@ class TaskFacts:
     report: TaskReport
     heartbeat_at: datetime | None = None
     resent: Sequence[ResentTask] = ()
-    # Set while the task is open.
+    # None once the task has ended.
     explanation: Explanation | None = None
     traceparent: str | None = None
     # The newest steps of a durable function's run.
@@ -299,8 +301,8 @@ async def task(view: View) -> Page:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """What may be done with the run of a durable function: the signals to send, if their names are known, and
-    the steps to which it can be reset.
+    """The operations that the run of a durable function allows: the signals to send, if their names are
+    known, and the steps to which it can be reset.
     """
 
     signals: Sequence[str]

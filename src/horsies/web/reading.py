@@ -115,7 +115,7 @@ class Locked(TookTooLong):
 
 
 def locked(error: LockedError) -> Locked:
-    """Return the problem of a lock that was not released in time."""
+    """Return the problem for a lock that was not released in time."""
     first = error.blockers[0]
     return Locked(blockers.blocker_sentence(first), remedy=blockers.remedy_of(first), pid=first.pid)
 
@@ -157,7 +157,7 @@ _change_deadline: ContextVar[float | None] = ContextVar("change_deadline", defau
 
 @contextmanager
 def bounded_change() -> Iterator[None]:
-    """Give the changes inside the block a time limit; raise TookTooLong when one was cut off."""
+    """Give the changes inside the block a time limit; raise TookTooLong if a change was cut off."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CHANGE_SECONDS
     before = _change_deadline.set(deadline)

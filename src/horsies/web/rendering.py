@@ -1,4 +1,4 @@
-"""Pages: a handler's input (``View``), its result (``Page``), its ``Route``, and the way to HTML.
+"""Pages: a handler's input (``View``), its result (``Page``), its ``Route``, and the conversion to HTML.
 
 A module with handlers ends with a table of routes, ``ROUTES``.
 """
@@ -206,7 +206,7 @@ class RefusedForm(Exception):
 
 
 Handler = Callable[[View], Awaitable[Page | Response]]
-# A path's verb. A bulk order's request names its own verb.
+# The verb of a path; a path for bulk orders reads it from the request.
 RouteVerb = Verb | Callable[[View], Awaitable[Verb]]
 
 
@@ -330,8 +330,8 @@ def render_regions(view: View, page: Page) -> dict[str, str]:
     """Return each live region's text, with markers in place of form tokens."""
     template = view.site.templates.get_template(page.template)
     context = template.new_context(context_of(view, page))
-    # Runs up to the base template's first text, which defines the macros and variables at the top of
-    # the template.
+    # Run the template up to its first text: this defines the macros and variables at the top of the base
+    # template.
     next(template.root_render_func(context), None)
     names = [name for name in template.blocks if name.startswith("region_")]
     return {name.removeprefix("region_"): "".join(template.blocks[name](context)) for name in names}

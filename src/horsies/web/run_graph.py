@@ -34,7 +34,7 @@ STATUS_CLASSES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How much of a box has ended, and how much of that failed."""
+    """The number of nodes in a box, how many of them have ended, and how many failed."""
 
     total: int
     ended: int

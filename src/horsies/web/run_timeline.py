@@ -86,8 +86,8 @@ def _released_by(spans: Sequence[Span], span: Span) -> int | None:
 
 
 def idle_gaps(spans: Sequence[Span], until: float) -> list[Gap]:
-    """Return the stretches to fold: those in which no node runs and that are long, both in seconds and
-    in the drawing.
+    """Return the stretches to fold: no node runs in them, and they are long in seconds and in the
+    drawing.
     """
     idle = list(_idle(spans, until))
     gaps: list[Gap] = []

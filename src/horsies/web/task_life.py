@@ -67,7 +67,7 @@ def life_of(task: TaskDetail, attempts: Sequence[TaskAttemptInfo]) -> list[Stret
         found += _wait(at, started)
         found.append(_attempt(attempt, started))
         at = attempt.finished_at
-    if not found or found[-1].status != "status-off":  # a cancelled attempt is the end
+    if not found or found[-1].status != "status-off":  # nothing follows a cancelled attempt
         found += _open_end(task, at, now)
     return _folded(found)
 

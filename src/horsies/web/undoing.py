@@ -22,7 +22,9 @@ def undo(command: str) -> str:
 
 
 def cannot_undo(again: str | None = None, what: str = "it") -> str:
-    """Return the end of a notice about a final change; ``again`` sends its tasks again."""
+    """Return the end of a notice about a change that is final; the command ``again`` sends the same
+    tasks again.
+    """
     return f" This cannot be undone; to send {what} again: {again}" if again else _FINAL
 
 
@@ -62,7 +64,8 @@ def _undo_cancel(order: Order) -> str:
 
 
 def _is_narrow(tasks: TaskFilters) -> bool:
-    """Whether a filter leaves out tasks that no longer differ from the others once they are cancelled."""
+    """Whether the order used a filter that would no longer find its tasks, now that they are cancelled.
+    """
     return bool(
         tasks.error_codes
         or tasks.workers

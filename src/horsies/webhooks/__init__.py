@@ -1,1 +1,1 @@
-"""Webhooks: built-in tasks that tell other systems about the ends of tasks and runs."""
+"""Webhooks: built-in tasks that notify other systems when tasks and runs end."""

@@ -1,4 +1,4 @@
-"""The built-in task that compares the findings of the checks with those that webhooks have been told about.
+"""The built-in task that compares the findings of the checks with those already sent to webhooks.
 
 One worker sends it once a minute for all, if a webhook subscribes to findings. It runs the cheap checks of
 `horsies doctor` in a child, because they may take seconds, and every tenth time the slow ones as well. The
@@ -58,7 +58,9 @@ def look_for_findings(broker: PostgresBroker, due_at: datetime) -> int:
 
 
 def due_checks(due_at: datetime) -> list[Collection[str]]:
-    """Return the checks of this minute; the slow ones apart, because they may use up their time."""
+    """Return the checks of this minute; the slow ones run separately, because they may use up the time
+    limit.
+    """
     minute = int(due_at.timestamp() // 60)
     return [CHEAP_IDS] if minute % SLOW_MINUTES else [CHEAP_IDS, SLOW_IDS]
 

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from horsies.webhooks.addresses import resolve
 
-# An answer's body is not used; a few bytes are read, so that the receiver sees an ordinary end.
+# The body of a response is not used; a few bytes are read, so that the receiver sees the connection end
+# normally.
 _READ_BYTES = 4_096
 _WHOLE_SECONDS = re.compile(r"\d{1,9}")
 # What resolving, connecting and reading raise when there is no answer; a name that cannot be resolved may

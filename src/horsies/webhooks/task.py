@@ -1,6 +1,6 @@
 """The built-in task that delivers the events of one webhook.
 
-Each webhook is a task of its own name, ``horsies.webhook.NAME``, so only workers that have it in their
+Each webhook has its own task, ``horsies.webhook.NAME``, so only workers that have it in their
 configuration take its deliveries, and its failures, retries and pauses are those of any task. The stored
 row has the event and the name; address and secret come from the worker's configuration.
 """
@@ -131,7 +131,9 @@ def judge(name: str, answer: Answer) -> int:
 
 
 def asking(definitions: Mapping[str, TaskDefinition]) -> Step | None:
-    """The statement that sends the check for findings, at most once a minute; None without such a task."""
+    """Return the statement that sends the check for findings, at most once a minute; None without that
+    task.
+    """
     task = definitions.get(FINDINGS_TASK)
     if task is None or task.timeout_ms is None:
         return None

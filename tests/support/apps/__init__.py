@@ -20,7 +20,7 @@ Schedulers
 Children without a database
     pool_app, pool_programs, pool_parent   what a pool's children load, execute and belong to
     workflow_app    tasks that take the results of other nodes
-    shop            the tasks of which the specification tests make nodes
+    shop            the tasks from which the specification tests make nodes
 
 Imports
     broken_tasks, failing_module, noisy_import   modules that fail or print when they are imported

@@ -1,4 +1,4 @@
-"""An application with batched tasks. Each call writes down in a file which items it has."""
+"""An application with batched tasks. Each call appends the items that it received to a file."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def linger(seconds: list[float]) -> None:
 
 @app.task("salvage", queue_name="rows", batch=Batch(size=40), on_stop="requeue")
 def salvage(numbers: list[int]) -> list[TaskResult[int, TaskError]]:
-    """It is stopped when it has handled the first item."""
+    """The call is stopped after it has handled the first item."""
     write("salvage", numbers)
     if len(numbers) > 1:
         with suppress(TaskStopped):

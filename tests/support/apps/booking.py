@@ -50,14 +50,15 @@ def is_released(label: str) -> bool:
 
 
 def rest(label: str) -> None:
-    """Note that the task has come this far, and wait until the test releases the label."""
+    """Record that the task has reached this point, and wait until the test releases the label."""
     write_down(label)
     while not is_released(label):
         time.sleep(0.005)
 
 
 def note() -> None:
-    """Add a line to the journal in one call, so that no kill can cut it: task, attempt."""
+    """Add a line (task, attempt) to the journal in one write, so that a kill cannot truncate the line.
+    """
     task = current_task()
     journal = os.open(os.environ[JOURNAL_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(journal, f"{task.id} {task.attempt}\n".encode())
@@ -71,7 +72,7 @@ def receipt(number: int, pause: float) -> int:
 
 @app.task("book", retry_policy=AGAIN)
 def book(number: int, pause: float, tx: TaskTransaction = INJECTED) -> int:
-    """Write a row, send the receipt, and rest around both."""
+    """Write a row and send the receipt, with a pause before, between and after."""
     note()
     time.sleep(pause)
     insert(tx, number)
@@ -90,7 +91,7 @@ def book_and_rest(number: int, label: str, tx: TaskTransaction = INJECTED) -> in
 
 @app.task("book_in_turn", retry_policy=AGAIN)
 def book_in_turn(number: int, label: str, tx: TaskTransaction = INJECTED) -> int:
-    """Rest until the test releases the label of this attempt."""
+    """Wait until the test releases the label of this attempt."""
     insert(tx, number)
     rest(f"{label} {tx.attempt}")
     return number
@@ -107,7 +108,7 @@ def book_link(before: int, tx: TaskTransaction = INJECTED) -> int:
 
 @app.task("book_slowly")
 def book_slowly(number: int, seconds: float, tx: TaskTransaction = INJECTED) -> int:
-    """Keep the transaction open, inside a statement and between two."""
+    """Keep the transaction open, both inside a statement and between two statements."""
     insert(tx, number)
     write_down("slow")
     tx.connection.execute("SELECT pg_sleep(%s)", (seconds / 2,))
@@ -123,7 +124,7 @@ def rest_node(label: str) -> str:
 
 @app.task("record_slowly")
 def record_slowly(number: int, seconds: float, tx: TaskTransaction = INJECTED) -> int:
-    """Keep the transaction open behind the recorded outcome, inside a statement."""
+    """Keep the transaction open inside a statement, after the outcome is recorded."""
     with Session(engine) as session, session.begin():
         row = {"number": number, "attempt": tx.attempt, "id": current_task().id}
         session.execute(text("INSERT INTO bookings VALUES (:number, :attempt, :id)"), row)
@@ -232,7 +233,7 @@ def leave_traces(tx: TaskTransaction = INJECTED) -> str:
 
 ALCHEMY_URL = os.environ[DATABASE_VARIABLE].replace("postgresql://", "postgresql+psycopg://")
 OWN_SESSIONS = {"application_name": OWN_ROLE}
-# SQLAlchemy cannot read a URL of several hosts.
+# SQLAlchemy cannot read a URL with several hosts.
 engine = create_engine(
     "postgresql+psycopg://",
     creator=lambda: psycopg.connect(os.environ[DATABASE_VARIABLE], application_name=OWN_ROLE),
@@ -241,7 +242,9 @@ engine = create_engine(
 
 @app.task("book_in_session", retry_policy=AGAIN)
 def book_in_session(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
-    """Write with a SQLAlchemy session, record the outcome in its transaction, and end it in a way."""
+    """Write with a SQLAlchemy session, record the outcome in its transaction, and end it in the given
+    way.
+    """
     with Session(engine) as session:
         row = {"number": number, "attempt": tx.attempt, "id": current_task().id}
         session.execute(text("INSERT INTO bookings VALUES (:number, :attempt, :id)"), row)
@@ -365,7 +368,7 @@ def book_in_time(number: int, tx: TaskTransaction = INJECTED) -> int:
 
 @app.task("book_or_return", on_stop="requeue")
 def book_or_return(number: int, label: str, tx: TaskTransaction = INJECTED) -> int:
-    """Run again elsewhere if the worker stops."""
+    """Return the task to its queue if the worker stops; the next attempt runs elsewhere."""
     if label:
         rest(label)
     insert(tx, number)
@@ -380,13 +383,15 @@ async def book_or_return_async(number: int, tx: AsyncTaskTransaction = INJECTED)
 
 @app.task("book_own_id", retry_policy=AGAIN)
 def book_own_id(tx: TaskTransaction = INJECTED) -> None:
-    """Write a number that the task has to itself, as one without arguments."""
+    """Write a number that no other task writes, without taking it as an argument."""
     insert(tx, int(current_task().id[-7:], 16))
 
 
 @app.task("withdraw", retry_policy=AGAIN_AFTER_CONFLICTS)
 def withdraw(number: int, label: str, tx: TaskTransaction = INJECTED) -> int:
-    """Write a row into an empty table, in a serializable transaction: the last reader conflicts."""
+    """Write a row into an empty table in a serializable transaction: the last task to read the table
+    conflicts.
+    """
     tx.connection.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
     row = tx.connection.execute("SELECT count(*) FROM bookings").fetchone()
     assert row is not None
@@ -399,7 +404,7 @@ def withdraw(number: int, label: str, tx: TaskTransaction = INJECTED) -> int:
 
 @app.task("lock_two", retry_policy=AGAIN_AFTER_CONFLICTS)
 def lock_two(number: int, label: str, tx: TaskTransaction = INJECTED) -> int:
-    """Lock two numbers, one before and one after the rest."""
+    """Lock two numbers, with a wait in between."""
     tx.connection.execute("SET LOCAL deadlock_timeout = '50ms'")
     tx.connection.execute("SELECT pg_advisory_xact_lock(1)")
     if tx.attempt == 1:

@@ -1,4 +1,4 @@
-"""An application one of whose task modules does not import."""
+"""An application with a task module that cannot be imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Very short tasks that children may hold in windows, and one that they may not."""
+"""Very short tasks that children may hold in windows, and one that children may not hold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ AGAIN = RetryPolicy.fixed([1] * 20, auto_retry_for=["WORKER_CRASHED"], jitter=Fa
 
 
 def note() -> None:
-    """Add a line to the journal in one call, so that no kill can cut it: task, attempt, process."""
+    """Add a line (task, attempt, process) to the journal in one write, so that a kill cannot truncate
+    the line.
+    """
     task = current_task()
     journal = os.open(os.environ[JOURNAL_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(journal, f"{task.id} {task.attempt} {os.getpid()}\n".encode())
@@ -26,7 +28,7 @@ def note() -> None:
 
 @app.task("blink", retry_policy=AGAIN)
 def blink(seconds: float = 0.0, label: str = "") -> str:
-    """Rest for these seconds, with a label until the test releases it."""
+    """Wait for this many seconds or, with a label, until the test releases it."""
     note()
     time.sleep(seconds)
     while label and not os.path.exists(f"{os.environ[JOURNAL_VARIABLE]}.{label}"):
@@ -49,7 +51,7 @@ def plain() -> str:
 
 @app.task("misbehave", retry_policy=AGAIN)
 def misbehave(how: str) -> str:
-    """Do something terrible in the first attempt, mostly nothing otherwise."""
+    """Misbehave in the first attempt, mostly by killing the process; do nothing in later attempts."""
     note()
     if current_task().attempt > 1:
         return "done"

@@ -1,7 +1,7 @@
-"""An application with caps, whose tasks count for themselves how many of them run at once.
+"""An application with caps, whose tasks count how many of them run at the same time.
 
-Every task takes the first free slot, a file lock that the kernel frees whatever happens to its
-process. The number of the slot, written down, is how many others there were.
+Every task takes the first free slot, a file lock that the kernel releases even if the process is killed.
+The slot's number, which the task records, shows how many others were running.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ QUEUE_CAPS = {"wide": 3, "narrow": 1, "open": None}
 
 def read_resilience() -> WorkerResilienceConfig:
     config = json.loads(os.environ.get(CONFIG_VARIABLE) or "{}")
-    # A server that has only just been started must not keep the dead waiting.
+    # A short pause, so that tasks of dead workers are recovered soon even if the server has just
+    # started.
     return WorkerResilienceConfig(db_retry_max_ms=500, **config.get("resilience", {}))
 
 
@@ -57,7 +58,7 @@ AGAIN = RetryPolicy.fixed([1] * 20, auto_retry_for=["WORKER_CRASHED"], jitter=Fa
 
 @contextmanager
 def slot(name: str) -> Iterator[int]:
-    """The number of the first free slot of that name."""
+    """The number of the first free slot with this name."""
     directory = Path(os.environ[JOURNAL_VARIABLE]).parent
     for number in count():
         held = os.open(directory / f"slot-{name}-{number}", os.O_RDWR | os.O_CREAT)

@@ -1,4 +1,5 @@
-"""Tasks that fail in every way there is, each time with their argument in what they raise, return or log."""
+"""Tasks that fail in every possible way, each with its argument in the exception, the result or the log.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ FAILING_RUNS = ("fail_in_step", "continue_wrongly", "clean_up_badly")
 
 
 class Talkative:
-    """Cannot be stored; its representation says too much."""
+    """A value that cannot be stored, and whose repr() contains the argument."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -49,7 +50,9 @@ class Talkative:
 
 
 def make(keys: Sequence[str], **changes: Any) -> Horsies:
-    """An application with these keys, or without a codec; ``changes`` are those of its PostgresConfig."""
+    """An application with these keys, or without a codec; ``changes`` override fields of its
+    PostgresConfig.
+    """
     config = read_config()
     codec = FernetCodec(keys) if keys else None
     broker = config.broker.model_copy(update={"codec": codec, **changes})
@@ -129,8 +132,8 @@ def _add_dying(app: Horsies) -> None:
 def _add_transactions(app: Horsies) -> None:
     @app.task("break_commit")
     def break_commit(name: str, tx: TaskTransaction) -> str:
-        """Violate a constraint that is checked at COMMIT. The server puts the value together, and only its
-        message quotes it.
+        """Violate a constraint that is checked at COMMIT. The server concatenates the value, so that
+        only the server's message quotes the whole value.
         """
         tx.connection.execute(
             "CREATE TEMP TABLE careless (name text UNIQUE DEFERRABLE INITIALLY DEFERRED) ON COMMIT DROP"

@@ -1,5 +1,5 @@
-"""Tasks whose payload is confidential or large, of applications with the keys and the store that the
-environment names.
+"""Tasks whose payload is confidential or large; the environment names the keys and the store of their
+application.
 """
 
 from __future__ import annotations
@@ -38,16 +38,18 @@ from tests.support.file_store import FileStore
 from tests.support.s3_server import PREFIX
 
 KEYS_VARIABLE = "HORSIES_TEST_KEYS"
-# "table", a directory, or the address of a bucket.
+# The store: "table", a directory, or the address of a bucket.
 STORE_VARIABLE = "HORSIES_TEST_STORE"
-# In every argument, value, message, note and log line.
+# This text is in every argument, value, message, note and log line.
 SECRET = "S3CRET"
 AGAIN = RetryPolicy.fixed([0.02] * 200, auto_retry_for=["WORKER_CRASHED"], jitter=False)
 logger = logging.getLogger("confidential")
 
 
 def make(keys: Sequence[str], **changes: Any) -> Horsies:
-    """An application with these keys, or without a codec; ``changes`` are those of its PostgresConfig."""
+    """An application with these keys, or without a codec; ``changes`` override fields of its
+    PostgresConfig.
+    """
     config = read_config()
     codec = FernetCodec(keys) if keys else None
     broker = config.broker.model_copy(update={"codec": codec, **changes})
@@ -180,7 +182,9 @@ def _add_durable(app: Horsies) -> None:
 
 
 def store_of(place: str) -> dict[str, Any]:
-    """The settings of an application that keeps payload above 1,000 bytes in this store; "" for none."""
+    """Return the settings of an application that keeps payload above 1,000 bytes in this store, or in
+    none for "".
+    """
     if not place:
         return {}
     return {"store": _store(place), "store_above_bytes": 1_000}
@@ -214,7 +218,7 @@ class Inner(WorkflowDefinition[list[str]]):
 
 
 def graph(app: Horsies, first: str) -> Any:
-    """Maps over a task's list, a sub-workflow's and a signal's; their results are joined."""
+    """Map over the lists of a task, a sub-workflow and a signal, and join the results."""
     task: Any = app.get_task
     names = TaskNode(task("names"), kwargs={"first": first, "count": 3})
     inner = SubWorkflowNode(Inner, kwargs={"first": first})

@@ -1,4 +1,6 @@
-"""An application of coroutines, for workers with async children: what one may do among others."""
+"""An application of coroutines, for workers with async children: the tasks of one child must not disturb
+each other.
+"""
 
 from __future__ import annotations
 
@@ -192,7 +194,7 @@ async def add_up(
 
 @app.workflow_builder()
 def sum_of_doubles() -> WorkflowSpec[int]:
-    """Two nodes and one that takes their results, all of them coroutines."""
+    """Two nodes and a third that takes their results; all of their tasks are coroutines."""
     doubles = [TaskNode(double, kwargs={"value": value}) for value in (3, 4)]
     names = dict(zip(("left", "right"), doubles, strict=True))
     total = TaskNode(add_up, args_from=names, waits_for=doubles)

@@ -41,7 +41,7 @@ def insert(tx: TaskTransaction, number: int) -> None:
 
 @app.task("book_with_django")
 def book_with_django(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
-    """Write and record in one atomic block, and end it in a way."""
+    """Write and record in one atomic block, and end the block in the given way."""
     if how == "outside":
         return tx.record_in(connection, number)
     with transaction.atomic():
@@ -62,7 +62,7 @@ def book_with_django(number: int, how: str, tx: TaskTransaction = INJECTED) -> i
 
 @app.task("book_beside_django")
 def book_beside_django(number: int, tx: TaskTransaction = INJECTED) -> int:
-    """Read with Django, write through the connection of the task."""
+    """Read with Django, write through the task's connection."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM bookings")
         (found,) = cursor.fetchone()

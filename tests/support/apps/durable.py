@@ -34,14 +34,16 @@ AGAIN = RetryPolicy.fixed([0.02] * 500, auto_retry_for=["WORKER_CRASHED"], jitte
 
 
 def note(what: str, token: str) -> None:
-    """Add a line to the journal in one call, so that no kill can cut it: task, step, token."""
+    """Add a line (task, step, token) to the journal in one write, so that a kill cannot truncate the
+    line.
+    """
     journal = os.open(os.environ[JOURNAL_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(journal, f"{current_task().id} {what} {token}\n".encode())
     os.close(journal)
 
 
 def act(number: int, pause: float) -> str:
-    """An effect outside of the database, whose value no second call returns again."""
+    """An effect outside the database; no two calls return the same value."""
     token = os.urandom(4).hex()
     time.sleep(pause)
     note(f"act-{number}", token)
@@ -64,7 +66,7 @@ def double(number: int) -> int:
 
 @app.durable("tour", retry_policy=AGAIN)
 def tour(ctx: Durable, pause: float) -> list[str]:
-    """Every kind of step, several waits."""
+    """A run with every kind of step and several waits."""
     tokens = [ctx.with_options(name="first").step(act, 0, pause)]
     ctx.tx_step(write, 1, pause)
     ctx.sleep(1.05)
@@ -84,7 +86,7 @@ def steps(ctx: Durable, count: int) -> int:
 
 @app.durable("rest", retry_policy=AGAIN)
 def rest(ctx: Durable, label: str) -> str:
-    """A step that lasts until the test releases the label, then one in the database."""
+    """A step that lasts until the test releases the label, then a step in the database."""
 
     def wait_for_release() -> str:
         token = os.urandom(4).hex()
@@ -100,7 +102,7 @@ def rest(ctx: Durable, label: str) -> str:
 
 @app.durable("late", retry_policy=AGAIN, deadline=2.0)
 def late(ctx: Durable, label: str) -> None:
-    """Reaches its deadline: in a step that never ends, or parked."""
+    """A run that reaches its deadline, either in a step that never ends or while it is parked."""
 
     def never_end() -> None:
         note("wait", "-")
@@ -150,7 +152,7 @@ async def write_async(tx: AsyncTaskTransaction, number: int, pause: float) -> in
 
 @app.durable("async_tour", retry_policy=AGAIN)
 async def async_tour(ctx: AsyncDurable, pause: float) -> list[str]:
-    """``tour`` in an async child, beside other runs."""
+    """``tour`` in an async child, next to other runs."""
     tokens = [await ctx.with_options(name="first", timeout_ms=60_000).step(act_async, 0, pause)]
     await ctx.tx_step(write_async, 1, pause)
     await ctx.sleep(1.05)
@@ -170,7 +172,9 @@ def undo(number: int) -> None:
 
 @app.durable("saga", retry_policy=AGAIN)
 def saga(ctx: Durable, pause: float) -> int:
-    """Effects with their clean-up, waits between them, and a child that outlives none of them."""
+    """Effects with clean-up steps, waits between the effects, and a child that is cancelled with the
+    run.
+    """
     for number in range(4):
         ctx.on_cancel(undo, number)
         ctx.step(act, number, pause)
@@ -182,19 +186,19 @@ def saga(ctx: Durable, pause: float) -> int:
 
 
 def die_once(point: str, wanted: str) -> None:
-    """Kill this process if the run wants to die at this point and has not done so yet."""
+    """Kill this process at the point that the run names, unless it was already killed there."""
     marker = f"{os.environ[JOURNAL_VARIABLE]}.{current_task().id}.died"
     if point == wanted and not os.path.exists(marker):
         os.close(os.open(marker, os.O_CREAT))
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-# Where the run of this process wants to die, for the points inside of the library.
+# The point inside the library at which the process of this run is to be killed.
 wanted_point = ""
 
 
 def dies_around(method: Callable[..., Any], before: str, after: str) -> Callable[..., Any]:
-    """A method of the library that dies before or after its work."""
+    """Wrap a method of the library so that the process is killed before or after it."""
 
     def is_point(args: tuple[Any, ...]) -> bool:
         is_step = len(args) == 1 or getattr(args[1], "name", "") == "record_step"
@@ -219,13 +223,13 @@ def dies_around(method: Callable[..., Any], before: str, after: str) -> Callable
     return call_async if inspect.iscoroutinefunction(method) else call
 
 
-# The number of the effect before or after which the run of this process dies; -1 for none.
+# The number of the effect before or after which the process of this run is killed; -1 for none.
 wanted_number: int | None = None
 
 
 def dies_at_effects(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method of the engine so that the run dies before or after one chosen effect. Effects are counted
-    in a file, across all calls of the run.
+    """Wrap a method of the engine so that the process is killed before or after one chosen effect.
+    Effects are counted in a file, across all calls of the run.
     """
 
     def pass_point() -> None:
@@ -234,7 +238,7 @@ def dies_at_effects(method: Callable[..., Any]) -> Callable[..., Any]:
         os.write(points, b".")
         number = (
             os.lseek(points, 0, os.SEEK_CUR) - 1
-        )  # steps side by side pass points at the same time
+        )  # concurrent steps reach points at the same time
         os.close(points)
         die_once(str(number), str(wanted_number))
 
@@ -279,7 +283,7 @@ def effect_in_database(tx: TaskTransaction, wanted: str) -> None:
 
 @app.durable("swept", retry_policy=AGAIN, signals={"go": str})
 def swept(ctx: Durable, number: int) -> list[str]:
-    """Every kind of step; die once, before or after the effect of this number."""
+    """A run with every kind of step, killed once, before or after the effect with this number."""
     global wanted_number
     wanted_number = number
     try:
@@ -301,7 +305,7 @@ def swept(ctx: Durable, number: int) -> list[str]:
 
 @app.durable("boundary", retry_policy=AGAIN)
 def boundary(ctx: Durable, wanted: str) -> str:
-    """Die once, at the wanted point."""
+    """A run that is killed once, at the wanted point."""
     global wanted_point
     wanted_point = wanted
     try:
@@ -417,12 +421,12 @@ def finish(
     return [*[one.ok_value for one in visited.ok_value], [token]]
 
 
-# Which versions of `release` a process has, such as "1 2"; none without this variable.
+# The versions of `release` that a process has, such as "1 2"; without this variable it has none.
 VERSIONS = "HORSIES_TEST_VERSIONS"
 
 
 def release_of(version: int) -> Callable[[Durable], list[str]]:
-    """The code of a release; its steps have other names than those of the others."""
+    """The code of one release; its step names differ from those of the other releases."""
 
     def release(ctx: Durable) -> list[str]:
         tokens = [ctx.with_options(name=f"first of {version}").step(act, version, 0.0)]
@@ -440,20 +444,20 @@ for one in map(int, os.environ.get(VERSIONS, "").split()):
 
 @app.durable("nap", retry_policy=AGAIN)
 def nap(ctx: Durable) -> str:
-    """One step of each kind before a wait and none behind it."""
+    """One step of each kind before a wait, and none after it."""
     token = ctx.step(effect, "")
     ctx.tx_step(write, 1, 0.0)
     ctx.sleep(1.05)
     return token
 
 
-# The point at which a worker that has this in its environment dies.
+# An environment variable: the point at which the worker is killed.
 WORKER_DIES = "HORSIES_TEST_WORKER_DIES"
 parked_at: float | None = None
 
 
 def dies_in_turns(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The transaction of a worker's turn, and its death before or after it."""
+    """Wrap the transaction of a worker's turn: the worker is killed before or after it."""
 
     def die(point: str) -> None:
         if point == os.environ[WORKER_DIES]:

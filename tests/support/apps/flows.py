@@ -1,4 +1,4 @@
-"""Tasks and definitions for workflows, beside the tasks the other tests use."""
+"""Tasks and definitions for workflows, in addition to the tasks of the other tests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def always_busy() -> None:
 
 @app.task("random_text")
 def random_text(length: int) -> TaskResult[str, TaskError]:
-    # Hard to compress, or the database would hide how often it is stored.
+    # The text is hard to compress; otherwise sizes in the database would not show how often it is
+    # stored.
     return TaskResult(ok=random.randbytes(length // 2).hex())
 
 
@@ -147,7 +148,7 @@ def maybe_item(number: int, fails_at: int) -> Number:
 
 
 class Inner(WorkflowDefinition[int]):
-    """Continues counting from the value of its parent."""
+    """A run that continues to count from the value of its parent."""
 
     name = "inner"
     definition_key = "e2e.inner"
@@ -180,7 +181,7 @@ class Outer(WorkflowDefinition[int]):
 
 
 class Risky(WorkflowDefinition[str]):
-    """Succeeds or fails, as requested."""
+    """A run that succeeds or fails, as requested."""
 
     name = "risky"
     definition_key = "e2e.risky"
@@ -193,7 +194,7 @@ class Risky(WorkflowDefinition[str]):
 
 
 def chain(length: int) -> WorkflowSpec[int]:
-    """One step after the other, each with the result of the one before."""
+    """Build a chain: each node takes the result of the node before it."""
     nodes = [TaskNode(one)]
     for _ in range(length - 1):
         nodes.append(TaskNode(next_step, args_from={"before": nodes[-1]}, waits_for=[nodes[-1]]))
@@ -218,14 +219,14 @@ def fan(width: int) -> WorkflowSpec[int]:
 
 
 def readers(length: int, width: int) -> WorkflowSpec[Any]:
-    """One large text and many nodes that take it."""
+    """Build one node with a large text and many nodes that take the text."""
     text = TaskNode(random_text, kwargs={"length": length})
     nodes = [TaskNode(length_of, args_from={"text": text}, waits_for=[text]) for _ in range(width)]
     return app.workflow("readers", [text, *nodes], definition_key="e2e.readers")
 
 
 def squares(count: int, max_parallel: int | None, seconds: float = 0.0) -> WorkflowSpec[int]:
-    """A map over a list that is not known before it runs, and the sum of its results."""
+    """A map over a list that is computed by the run, and the sum of its results."""
     source = TaskNode(numbers_up_to, kwargs={"count": count})
     mapped = MapNode(
         square_slowly,

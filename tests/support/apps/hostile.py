@@ -22,9 +22,9 @@ from contextlib import contextmanager, suppress
 from horsies.worker import protocol
 from horsies.worker.protocol import FrameKind
 
-# As far as code goes that closes "all" descriptors.
+# Code that closes "all" descriptors usually stops at this number.
 LAST_DESCRIPTOR = 1100
-# How long a process that a task leaves behind lives.
+# How long a process that a task leaves behind stays alive.
 LEFTOVER_SECONDS = 60
 KEPT: list[object] = []
 
@@ -50,7 +50,7 @@ def descriptors() -> Iterator[int]:
 
 @contextmanager
 def without_waiting(fd: int) -> Iterator[None]:
-    """A read or write in here does not wait; the flags are as before afterwards."""
+    """Make reads and writes non-blocking inside the block; restore the flags afterwards."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_NONBLOCK)
     try:
@@ -67,7 +67,7 @@ def each(act: Callable[[int], object]) -> None:
 
 @contextmanager
 def as_socket(fd: int) -> Iterator[socket.socket]:
-    """The same open socket under another number."""
+    """Return the same open socket with another descriptor number."""
     with socket.socket(fileno=os.dup(fd)) as connected:
         yield connected
 
@@ -84,7 +84,7 @@ def make_nonblocking() -> None:
 
 
 def make_streams_nonblocking() -> None:
-    """Standard output and error are open files that the worker has as well."""
+    """The worker shares the open files of standard output and error."""
     for fd in (1, 2):
         with suppress(OSError):
             os.set_blocking(fd, False)
@@ -113,7 +113,7 @@ def shrink_buffers() -> None:
 
 
 def set_socket_timeouts() -> None:
-    """A millisecond for every send and receive."""
+    """Set a timeout of a millisecond for every send and receive."""
 
     def limit(fd: int) -> None:
         with as_socket(fd) as connected:
@@ -167,7 +167,7 @@ def copy_descriptors() -> None:
 
 
 def replace_descriptors() -> None:
-    """Put another file in the place of each one."""
+    """Replace each descriptor with an open /dev/null."""
     null_fd = os.open(os.devnull, os.O_RDWR)
     each(lambda fd: fd == null_fd or os.dup2(null_fd, fd))
 
@@ -196,12 +196,13 @@ def write_half_header() -> None:
 
 
 def write_half_frame() -> None:
-    """The beginning of a report of a megabyte."""
+    """Write the beginning of a report whose header announces a megabyte."""
     write_bytes(struct.pack("!IB", 1 << 20, FrameKind.REPORT) + b"begin")
 
 
 def write_foreign_frame() -> None:
-    """A whole frame of the protocol, which a child sends only once, and earlier."""
+    """Write a whole READY frame of the protocol, which a child sends only once, before its first task.
+    """
     write_bytes(protocol.encode_numbers(FrameKind.READY, os.getpid(), 1))
 
 
@@ -292,7 +293,7 @@ def leave_process() -> None:
 
 
 def leave_detached_process() -> None:
-    """The same in its own session, with an intermediate process that ends."""
+    """Leave a process in its own session, started by an intermediate process that ends."""
 
     def detach() -> None:
         os.setsid()
@@ -303,7 +304,7 @@ def leave_detached_process() -> None:
 
 
 def leave_reader() -> None:
-    """A process that reads the data which the worker sends to this one."""
+    """Leave a process that reads the data which the worker sends to this one."""
 
     def take() -> None:
         read_until = time.monotonic() + LEFTOVER_SECONDS
@@ -338,7 +339,7 @@ def become_another_program() -> None:
 
 
 def stop_itself() -> None:
-    """Nothing but a time limit, or a person, ends such a task."""
+    """A task like this ends only by a time limit, or because a person stops it."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -351,7 +352,7 @@ async def remove_readers() -> None:
 
 
 async def remove_readers_later() -> None:
-    """When this task has ended, and possibly all others."""
+    """Remove the readers after this task, and possibly all others, have ended."""
     loop = asyncio.get_running_loop()
     loop.call_later(0.3, each, loop.remove_reader)
 

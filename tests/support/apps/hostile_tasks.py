@@ -1,4 +1,4 @@
-"""An application whose tasks attack their own process, and innocent tasks beside them."""
+"""An application with tasks that attack their own process, and ordinary tasks next to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.apps.programs import read_config
 from tests.support.workers import JOURNAL_VARIABLE
 
 app = Horsies(read_config())
-# A task that stops its own process ends here.
+# A task that stops its own process is ended by this limit.
 TIME_LIMIT_MS = 1_000
 
 
@@ -25,7 +25,7 @@ def attack(kind: str) -> str:
 
 @app.task("attack_burst", burst=True, timeout_ms=TIME_LIMIT_MS)
 def attack_burst(kind: str) -> str:
-    if kind:  # without one it is as short as the others of a window
+    if kind:  # without an argument, the task is as short as the others of a window
         KINDS[kind]()
     return "done"
 

@@ -36,7 +36,7 @@ def eat(step_mb: int, pause_seconds: float = 0.0) -> str:
 
 @app.task("eat_in_threads", memory_limit_mb=LIMIT_MB)
 def eat_in_threads(threads: int, step_mb: int) -> str:
-    """Allocate in threads of the process; each keeps what it has."""
+    """Allocate memory in threads of the process; each thread keeps its memory."""
     write_down("start")
     eaten: list[bytes] = []
 
@@ -54,7 +54,7 @@ def eat_in_threads(threads: int, step_mb: int) -> str:
 
 @app.task("quick", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"]))
 def quick(number: int) -> int:
-    """May wait in a child behind others of its kind."""
+    """A task that may wait in a child behind tasks of the same name."""
     return number
 
 
@@ -64,7 +64,7 @@ def quick(number: int) -> int:
     retry_policy=RetryPolicy.fixed([1], auto_retry_for=["MEMORY_LIMIT"], jitter=False),
 )
 def eat_once(megabytes: int) -> str:
-    """Exceed the limit in the first attempt only, with a program that outlives the kill if it can."""
+    """Exceed the limit in the first attempt only, with a program that outlives the kill if possible."""
     write_down("start")
     if current_task().attempt == 1:
         started = subprocess.Popen(["sleep", "600"])
@@ -77,7 +77,7 @@ def eat_once(megabytes: int) -> str:
 
 @app.task("keep", memory_limit_mb=LIMIT_MB)
 def keep(megabytes: int) -> int:
-    """Leave memory behind in the process."""
+    """Leave allocated memory behind in the process."""
     KEPT.append(fill(megabytes))
     return os.getpid()
 
@@ -103,7 +103,7 @@ def wait_for(label: str) -> None:
 
 @app.task("nap")
 async def nap(label: str) -> str:
-    """Rest until the test releases it."""
+    """Wait until the test releases the label."""
     write_down("start", label)
     await asyncio.to_thread(wait_for, label)
     return "done"

@@ -42,7 +42,7 @@ def numbers(count: int) -> TaskResult[list[int], TaskError]:
 def hammer(seconds: float) -> TaskResult[list[float], TaskError]:
     """Report progress ten thousand times a second.
 
-    Return the number of calls, the seconds of a call, and those of writing its arguments as JSON.
+    Return the number of calls, the seconds per call, and the seconds for encoding its arguments as JSON.
     """
     task, calls, fastest, as_json = current_task(), 0, 1e9, 1e9
     ends_at = time.monotonic() + seconds

@@ -33,7 +33,7 @@ def plain(ms: int = 0) -> None:
 
 @app.task("twice", key="tenant")
 def twice(tenant: str) -> str:
-    """Fail once; the retry comes a little later."""
+    """Fail in the first attempt; the retry follows a little later."""
     from horsies import current_task
 
     if current_task().attempt == 1:

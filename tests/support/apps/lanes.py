@@ -21,9 +21,9 @@ app = Horsies(
 
 @app.task("alarm", queue_name="first")
 def alarm() -> None:
-    """Need its own child."""
+    """A task that needs its own child."""
 
 
 @app.task("blink", queue_name="last", burst=True)
 def blink() -> None:
-    """Be short enough to wait in a child."""
+    """A task that is short enough to wait in a child."""

@@ -1,4 +1,4 @@
-"""An application with many schedules: too many to pass them in a variable of the environment."""
+"""An application with many schedules, which would not fit into an environment variable."""
 
 from __future__ import annotations
 

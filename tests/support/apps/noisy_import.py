@@ -1,6 +1,6 @@
 """An application whose import prints and opens files; the environment decides what else it does.
 
-The import may never finish in child processes, or may end by having the worker signalled again.
+The import may never finish in child processes, or may arrange another signal for the end of the worker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tasks and runs that leave a person's data wherever a task may leave something."""
+"""Tasks and runs that leave personal data in every place where a task can store something."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger("personal")
 
 
 def make_provider() -> Any:
-    """A provider that exports each span at its end."""
+    """A provider that exports each span when the span ends."""
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
     return file_provider(SimpleSpanProcessor)
@@ -73,17 +73,17 @@ def repeat(text: str) -> str:
 
 @app.task("remind", rate=Rate(count=1, per_seconds=3_600))
 def remind(customer: str) -> None:
-    """One reminder an hour, whoever it is for."""
+    """One reminder per hour for all recipients together."""
 
 
 @app.task("write", rate=Rate(count=1_000, burst=1_000))
 def write(customer: str) -> None:
-    """A rate that holds nothing back."""
+    """A rate that never delays a task."""
 
 
 @app.task("collect", batch=Batch(size=10))
 def collect(customers: list[str]) -> None:
-    """One call for many customers."""
+    """Handle the tasks of several customers in one call."""
 
 
 @app.durable("visit")

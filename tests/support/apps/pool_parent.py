@@ -1,4 +1,4 @@
-"""A worker's parent process that only waits to be killed; it tells the pids of its family."""
+"""A worker's parent process that only waits to be killed; it reports the pids of its descendants."""
 
 from __future__ import annotations
 

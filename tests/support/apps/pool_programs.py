@@ -136,7 +136,7 @@ def second_hook() -> None:
 
 
 def refuse_threads() -> None:
-    """Make the process one that cannot start a thread."""
+    """Prevent this process from starting a thread."""
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -223,7 +223,7 @@ def gated(journal: str, gate: str, label: str) -> str:
 
 
 def note(journal: str, label: str) -> str:
-    """Write a line in one call, so that no kill can cut it."""
+    """Write a line in one call, so that a kill cannot truncate it."""
     descriptor = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, f"{label}\n".encode())
     os.close(descriptor)
@@ -282,7 +282,7 @@ async def cancel_others() -> None:
 
 
 async def set_old_task_factory() -> None:
-    """Install a task factory of the form that took no context."""
+    """Install a task factory with the older signature, which takes no context."""
     loop = asyncio.get_running_loop()
     loop.set_task_factory(lambda loop, coroutine: asyncio.Task(coroutine, loop=loop))
 
@@ -321,7 +321,7 @@ def note_and_return_much(journal: str, label: str) -> str:
 
 
 def attack(journal: str, label: str, kind: str) -> str:
-    """One of the acts of ``hostile.py``."""
+    """Run one of the functions of ``hostile.py``."""
     note(journal, label)
     KINDS[kind]()
     return label
@@ -393,14 +393,14 @@ def flood_stdout(byte_count: int) -> int:
 
 
 def write_forgery(kind: str) -> None:
-    """Send a frame in the name of the child, behind its mark."""
+    """Send a frame in the name of the child, with the child's mark."""
     own_parent().send(FORGERIES[kind])
     while True:
         time.sleep(60)
 
 
 def send_half_a_report() -> None:
-    """Behind the mark: the child that sent it sends nothing more."""
+    """Send part of a report with the child's mark; the child sends nothing more."""
     parent = own_parent()
     parent.socket.send(parent.marked(FORGERIES["other task"])[:-3])
     while True:
@@ -408,7 +408,7 @@ def send_half_a_report() -> None:
 
 
 def own_parent() -> ParentSocket:
-    """The object with which this child reaches its worker, from a frame further up."""
+    """Return the object with which this child reaches its worker, found in a calling stack frame."""
     frame = inspect.currentframe()
     while frame is not None:
         if isinstance(found := frame.f_locals.get("parent"), ParentSocket):
@@ -418,7 +418,7 @@ def own_parent() -> ParentSocket:
 
 
 def note_and_steal(path: str, name: str, gate: str, count: int) -> None:
-    """Whenever the gate opens: read this many bytes that the worker has sent to this process."""
+    """Each time the gate opens, read this many of the bytes that the worker has sent to this process."""
     note(path, name)
     with open(gate, "rb") as opened:
         opened.read(1)
@@ -479,7 +479,7 @@ def describe_process_state() -> list[Any]:
 
 
 def change_user() -> None:
-    """Become another user and come back: the kernel forgets the death signal."""
+    """Change to another user and back: the kernel then drops the death signal."""
     os.seteuid(65534)
     os.seteuid(0)
 
@@ -518,7 +518,7 @@ def raise_task_stopped() -> None:
 
 
 def shorten_shared_memory() -> list[str]:
-    """Try to make the worker read behind the end of the memory it shares with this child."""
+    """Try to make the worker read beyond the end of the memory it shares with this child."""
     refused = []
     found = [one for one in os.listdir("/proc/self/map_files") if _is_shared_memory(one)]
     for name in found:

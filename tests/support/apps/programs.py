@@ -1,6 +1,5 @@
-"""The application the workers of these tests run: a task for everything a task can do.
-
-Where it finds its database and its journal, and how it is configured, comes from the environment.
+"""The application that the workers of these tests run, with a task for everything that a task can do.
+The environment names its database and its journal, and holds its configuration.
 """
 
 from __future__ import annotations
@@ -211,7 +210,7 @@ def fail_on_schedule() -> TaskResult[str, TaskError]:
 
 
 class Away(Exception):
-    """A base class that a library gives to its errors."""
+    """A base class of a library's own exceptions."""
 
 
 class Unplugged(Away):
@@ -246,7 +245,7 @@ def ask_for_one_retry() -> TaskResult[str, TaskError]:
     raise RetryLater(0)
 
 
-# Random, because an index compresses its entries.
+# The text is random, because an index compresses its entries.
 LONG_CODE = "".join(random.Random(1).choices(string.ascii_uppercase, k=5_000))
 
 
@@ -291,7 +290,7 @@ def kill_itself(number: int) -> TaskResult[int, TaskError]:
 
 @app.task("write_to_descriptor")
 def write_to_descriptor(descriptor: int) -> TaskResult[str, TaskError]:
-    """Write as a C library does, which looks up no stream; the name of the file."""
+    """Write like a C library, without Python's stream objects; return the name of the file."""
     os.write(descriptor, b"words\n")
     return TaskResult(ok=os.readlink(f"/proc/self/fd/{descriptor}"))
 

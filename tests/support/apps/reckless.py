@@ -26,7 +26,7 @@ kept: list[Any] = []
 
 
 def try_insert(connection: psycopg.Connection[Any], row: tuple[Any, ...], label: str) -> None:
-    """Write a row and note whether the connection took it."""
+    """Write a row and record whether the connection accepted it."""
     try:
         connection.execute(INSERT, row)
     except Exception as error:
@@ -151,7 +151,7 @@ def meddle(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
 
 @app.task("return_unstorable")
 def return_unstorable(number: int, tx: TaskTransaction = INJECTED) -> Any:
-    """Return a value that no JSON text has."""
+    """Return a value that JSON cannot represent."""
     insert(tx, number)
     return threading.Lock()
 
@@ -216,7 +216,7 @@ async def write_later_async(number: int, how: str, tx: AsyncTaskTransaction = IN
 
 @app.task("cancel_own_commit")
 async def cancel_own_commit(number: int, steps: int, tx: AsyncTaskTransaction = INJECTED) -> int:
-    """Cancel the own coroutine some steps of the event loop after it has returned."""
+    """Cancel this task's coroutine a few steps of the event loop after it has returned."""
     await insert_async(tx, number)
     own, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert own is not None
@@ -256,7 +256,7 @@ LEAVING = (
 
 @app.task("leave_behind")
 def leave_behind(tx: TaskTransaction = INJECTED) -> dict[str, int]:
-    """Return what this session still has of the task before, and leave the same behind."""
+    """Return the state that the previous task left in this session, and leave the same state behind."""
     connection = tx.connection
     found = {
         name: connection.execute(query).fetchone()[0]  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Tasks that record their outcome in their own transaction, and rest at one point of it."""
+"""Tasks that record their outcome in their own transaction, and wait at one point of it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ async def async_session() -> AsyncIterator[AsyncSession]:
 
 @contextmanager
 def noting_stop() -> Iterator[None]:
-    """Write down when the worker's stop reaches this process: a frame in an async child, else a signal."""
+    """Record when the worker's stop reaches this process: as a frame in an async child, otherwise as a
+    signal.
+    """
     running = current_task()._page
     if hasattr(running, "is_stopped"):
         with _watching(running):
@@ -98,7 +100,7 @@ def _watching(running: Any) -> Iterator[None]:
 
 
 def rest_in(session: Session, label: str) -> None:
-    """Rest inside the transaction."""
+    """Wait inside the transaction."""
     write_down(label)
     while not is_released(label):
         session.execute(BRIEFLY)
@@ -117,7 +119,7 @@ async def rest_async(label: str) -> None:
 
 
 def record(number: int, point: str, tx: TaskTransaction) -> int:
-    """Write, record and commit; rest before, between or after."""
+    """Write, record and commit; wait before, between or after."""
     with noting_stop(), Session(engine) as session:
         session.execute(text(INSERT), row_of(tx, number))
         if point == "written":
@@ -213,7 +215,7 @@ def unusable_connection(how: str) -> psycopg.Connection[Any]:
 
 @app.task("rest_after_refusal")
 def rest_after_refusal(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
-    """Catch the refusal of record_in, and rest until the worker stops the task."""
+    """Catch the refusal of record_in, and wait until the worker stops the task."""
     with unusable_connection(how) as connection, suppress(TransactionMisuse):
         tx.record_in(connection, number)
     try:

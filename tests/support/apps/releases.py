@@ -1,4 +1,4 @@
-"""Two releases of one application, for deployments: the environment says which one a process is.
+"""Two releases of one application, for deployments: the environment says which release a process runs.
 
 Release 2 adds tasks, a sub-workflow and parameters, makes a parameter optional and renames one; it drops a
 task.
@@ -151,7 +151,7 @@ if RELEASE == 2:
             return app.workflow(cls.name, [only], output=only, definition_key=cls.definition_key)
 
     def new_workflow(number: int) -> Any:
-        """A run with new tasks and sub-workflows, beside old ones."""
+        """A run with new tasks and sub-workflows next to old ones."""
         old = TaskNode(tasks.shared, kwargs={"number": number}, node_id="old")
         new = TaskNode(
             tasks.extended, kwargs={"number": number, "note": "n"}, waits_for=[old], node_id="new"

@@ -1,4 +1,6 @@
-"""The application of the schedulers: that of the workers, a task and a workflow that know their slot."""
+"""The application of the schedulers: that of the workers, with a task and a workflow that record their
+slot.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def note_end(before: TaskResult[None, TaskError], label: str) -> TaskResult[str,
 
 
 class SlotFlow(WorkflowDefinition[str]):
-    """Notes its slot, then that it has ended."""
+    """A run that records its slot, then its end."""
 
     name = "slot flow"
     definition_key = "e2e.slot-flow"
@@ -46,7 +48,7 @@ class SlotFlow(WorkflowDefinition[str]):
 
 
 class SlowFlow(WorkflowDefinition[None]):
-    """Takes its time to be built."""
+    """A workflow that takes long to build."""
 
     name = "slow flow"
     definition_key = "e2e.slow-flow"

@@ -1,4 +1,4 @@
-"""An application without a database whose tasks the specification tests make nodes of."""
+"""An application without a database; the specification tests make nodes of its tasks."""
 
 from __future__ import annotations
 

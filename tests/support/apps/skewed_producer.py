@@ -1,4 +1,4 @@
-"""A producer whose clock may be wrong: sends what the test is about and prints the ids."""
+"""A producer whose clock may be wrong: it sends the tasks that the test needs and prints their ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.apps.programs import app, fail_then_work, noop, sleep_again
 
 
 def main(good_until: str) -> None:
-    """Send one task of each kind that has to do with time."""
+    """Send one task of each kind that depends on time."""
     deadline = datetime.fromisoformat(good_until)
     sent = {
         "delayed": noop.schedule(2).unwrap().task_id,

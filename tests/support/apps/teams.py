@@ -1,4 +1,4 @@
-"""An application whose queues are served by different workers, one task at a time in all."""
+"""An application whose queues are served by different workers, with a cap of one task in all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ app = Horsies(
         ],
         cluster_wide_cap=1,
         recovery=RecoveryConfig(check_interval_ms=1_000),
-        # Only notifications and due times can explain timely work.
+        # Polls are so rare that only notifications and due times can start tasks in time.
         resilience=WorkerResilienceConfig(notify_poll_interval_ms=300_000),
     )
 )

@@ -16,7 +16,7 @@ app = Horsies(read_config())
 
 
 def make_provider() -> Any:
-    """A provider that exports late, so that only a flush explains the spans of a child."""
+    """The provider exports late, so that only a flush can have exported the spans of a child."""
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     return file_provider(
@@ -30,7 +30,7 @@ if os.environ.get(SPANS_VARIABLE):
 
 @app.task("look")
 def look() -> str:
-    """The trace that the code of a task is part of."""
+    """Return the trace that the task's code belongs to."""
     from opentelemetry import trace
 
     current_task().logger.warning("looking")
@@ -71,7 +71,7 @@ def die() -> None:
 
 @app.task("stay", timeout_ms=300)
 def stay() -> None:
-    """Stop when the time is up."""
+    """Stop when the time limit is reached."""
     time.sleep(60)
 
 

@@ -23,7 +23,7 @@ app = Horsies(
 
 
 class Money(BaseModel):
-    """A model that must come back as one."""
+    """A model that must be decoded as a model."""
 
     amount: int
     currency: str = "EUR"
@@ -31,7 +31,7 @@ class Money(BaseModel):
 
 @dataclass
 class Visit:
-    """A dataclass with a moment in it."""
+    """A dataclass that contains a time."""
 
     place: str
     at: datetime
@@ -102,7 +102,7 @@ def summarise(workflow_ctx: WorkflowContext) -> TaskResult[list[Any], TaskError]
 
 
 class Doubling(WorkflowDefinition[int]):
-    """Its own parameters, given or taken from another node."""
+    """A sub-workflow with its own parameters, given or taken from another node."""
 
     name = "doubling"
     definition_key = "tests.worker.doubling"
@@ -132,7 +132,7 @@ class Plain(WorkflowDefinition[Money]):
 
 
 class Nested(WorkflowDefinition[Money]):
-    """A sub-workflow in a sub-workflow."""
+    """A sub-workflow inside a sub-workflow."""
 
     name = "nested"
     definition_key = "tests.worker.nested"

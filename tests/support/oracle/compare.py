@@ -1,4 +1,6 @@
-"""The oracle and the database, playing the same piece: every act is done to both and compared."""
+"""The oracle and the database side by side: every action is applied to both, and the results are
+compared.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ FROM horsies_tasks WHERE workflow_id = ANY(%s::uuid[]) AND NOT id = ANY(%s::uuid
 
 
 class Duet:
-    """Any number of runs, in memory and in the database."""
+    """Any number of runs, both in memory and in the database."""
 
     def __init__(self, connection: Connection[Any], step: int = 1_000) -> None:
         self.connection = connection
@@ -47,14 +49,14 @@ class Duet:
         (run_id,) = self.start(shape)
         return run_id
 
-    # What there is to do.
+    # The work that can be done
 
     def places(self, *states: str) -> list[Place]:
         """Return the tasks in these states, in a fixed order."""
         return [place for place, work in self._works() if work.state in states]
 
     def claimable(self) -> list[Place]:
-        """Return the tasks a worker might take."""
+        """Return the tasks that a worker might claim."""
         return [
             place
             for place, work in self._works()
@@ -109,7 +111,9 @@ class Duet:
         self.finish(*(self.failed(place) for place in places))
 
     def success(self, place: Place, value: Any = None) -> End:
-        """Return a good end: a plan for a sub-workflow, the value of a signal, else the value."""
+        """Return a successful end: a plan for a sub-workflow, the value of a signal, otherwise the
+        value.
+        """
         node = self.node(place)
         if node.shape.kind == "workflow":
             return End(place, "COMPLETED", None, new_id(), node.shape.child)
@@ -169,7 +173,7 @@ class Duet:
         self._check_order()
 
     def look_away(self) -> None:
-        """Accept the existing tasks, in any order."""
+        """Accept the existing tasks in any order."""
         self._new_tasks()
         self.oracle.enqueued = []
 

@@ -43,7 +43,7 @@ from tests.support.oracle.tree import End, Place
 WORKER = "tester"
 ERROR_CODES = {"CANCELLED": "TASK_CANCELLED", "EXPIRED": "TASK_EXPIRED"}
 
-# The task a place means now: the node's own, or the last one made for the item.
+# The current task of a place: the node's own, or the last one made for the item.
 FIND_TASKS = """
 SELECT wanted.place, task.id::text AS id, task.generation
 FROM unnest(%s::uuid[], %s::integer[], %s::integer[])
@@ -75,7 +75,7 @@ WHERE task.id = ended.id AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING')
 
 
 class Engine:
-    """One connection that starts, works on and steers runs."""
+    """One connection that starts, executes and controls runs."""
 
     def __init__(self, connection: Connection[Any]) -> None:
         self.connection = connection
@@ -144,7 +144,7 @@ class Engine:
         return [(task_id, generation) for _, task_id, generation in found]
 
     def claim(self, places: Sequence[Place], state: str = "RUNNING") -> int:
-        """Take these tasks, to run them now or (CLAIMED) soon; return how many were to be had."""
+        """Take these tasks, to run them now or (CLAIMED) soon; return how many could be taken."""
         ids = [task_id for task_id, _ in self.tasks(places)]
         taken = self.connection.execute(CLAIM, (state, WORKER, state, state, state, ids))
         return taken.rowcount
@@ -201,7 +201,7 @@ class Engine:
         assert len(done) == len(ends)
 
     def give_back(self, places: Sequence[Place]) -> int:
-        """Try running tasks again later, where that is still allowed; return how many will be."""
+        """Retry running tasks later, where a retry is still allowed; return how many are retried."""
         ids, generations = zip(*self.tasks(places), strict=True)
         count = len(places)
         nothing: list[str | None] = [None] * count
@@ -221,7 +221,7 @@ class Engine:
         return len(retried)
 
     def cancel_task(self, place: Place) -> bool:
-        """Cancel one task that has not started; return whether it had not."""
+        """Cancel one task that has not started; return whether it was cancelled."""
         ((task_id, _),) = self.tasks([place])
         (row,) = cancel_tasks.fetch(self.connection, [task_id], False)
         return row.applied

@@ -1,4 +1,4 @@
-"""Graphs by chance: shapes of runs for property tests."""
+"""Random graphs: shapes of runs for property tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pictures of runs, of the oracle's and of the database's, in the same words, to be compared."""
+"""Descriptions of runs, from the oracle and from the database, in the same form so that they can be
+compared.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,7 @@ def _expected_task(node: Node) -> tuple[Any, ...] | None:
 
 
 def _held(node: Node, work: Work) -> bool | None:
-    """Whether the task is on hold; for one that has ended it does not matter."""
+    """Whether the task is on hold; None for a task that has ended, where it does not matter."""
     return node.run.status == "PAUSED" if work.is_open else None
 
 

@@ -19,7 +19,7 @@ TASK_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Above:
-    """The node a run stands for."""
+    """The node, in the run above, that a run belongs to."""
 
     run_id: str
     index: int

@@ -17,7 +17,7 @@ UNSTARTED = frozenset({"PENDING", "CLAIMED"})
 
 
 class Oracle:
-    """Any number of trees of runs, changed by workers and people.
+    """Any number of trees of runs, which workers and people change.
 
     ``step`` is how many items of a map become tasks at a time.
     """
@@ -25,7 +25,7 @@ class Oracle:
     def __init__(self, step: int = 1_000) -> None:
         self.step = step
         self.runs: dict[str, Run] = {}
-        # What became tasks since somebody looked, one list per moment.
+        # The tasks created since the last check, one list per moment.
         self.enqueued: list[list[Place]] = []
 
     # What people do.
@@ -130,7 +130,7 @@ class Oracle:
             self.work(place).state = state
 
     def give_back(self, places: Iterable[Place]) -> None:
-        """Try these running tasks again later."""
+        """Retry these running tasks later."""
         for place in places:
             self.work(place).state = "PENDING"
 
@@ -175,7 +175,7 @@ class Oracle:
         self._catch_up(resumed)
 
     def _catch_up(self, runs: Sequence[Run]) -> None:
-        """Let what these runs missed happen: first ends count, then nodes begin, then runs end."""
+        """Catch up on these runs: first ends are counted, then nodes start, then runs end."""
         ended = [node for run in runs for node in run.uncounted() if node.has_ended]
         self._count_ends(ended, fresh=False)
         skipped, ready = self._decisions(node for run in runs for node in run.nodes)
@@ -183,7 +183,7 @@ class Oracle:
         self._count_ends([node for run in runs for node in self._finish_run(run)])
 
     def _count_ends(self, ended: Sequence[Node], *, fresh: bool = True) -> None:
-        """Let these ends count, wherever their run is RUNNING, and what they bring about after them."""
+        """Count these ends in runs that are RUNNING, and then their consequences."""
         while ended:
             if fresh:
                 self._pause_where_required(ended)
@@ -267,7 +267,7 @@ class Oracle:
         self._add_items(node)
 
     def _add_items(self, node: Node) -> None:
-        """Make tasks of the next items, as many of them to run at once as there are places."""
+        """Make tasks of the next items; as many of them may run immediately as there are free places."""
         chosen, node.waiting = node.waiting[: self.step], node.waiting[self.step :]
         for place in chosen:
             busy = sum(work.is_open and not work.parked for work in node.items)
@@ -307,7 +307,9 @@ class Oracle:
         node.child.status = node.run.status
 
     def _finish_run(self, run: Run) -> list[Node]:
-        """End a run in which nothing is open; return the node it stands for, if that ended too."""
+        """End a run in which nothing is open; return the node that the run belongs to, if that node
+        ended too.
+        """
         if run.status != "RUNNING" or run.uncounted():
             return []
         failed = [node for node in run.nodes if node.status == "FAILED"]
@@ -335,7 +337,9 @@ class Oracle:
         return [node]
 
     def _stop(self, runs: Sequence[Run], status: str, reason: dict[str, Any]) -> None:
-        """Cancel or expire: what has not begun is skipped, what runs ends on its own."""
+        """Cancel or expire a run: nodes that have not started are skipped, running tasks end by
+        themselves.
+        """
         stopped = [run for run in runs if run.is_open]
         for run in stopped:
             run.status, run.error = status, reason
@@ -383,7 +387,7 @@ class Oracle:
         return failed
 
     def _take_back(self, run: Run, nodes: Sequence[Node]) -> None:
-        """What a failure let into the queue waits again for the node that is tried again."""
+        """Tasks that the failure released into the queue wait again for the node that is retried."""
         for node in run.nodes:
             follows = any(run.nodes[index] in nodes for index in node.shape.after)
             in_queue = node.work is not None and node.work.state in UNSTARTED
@@ -392,7 +396,7 @@ class Oracle:
                 node.status, node.work = "PENDING", None
 
     def _retry_children(self, nodes: Sequence[Node]) -> None:
-        """For nodes that stand for a failed run, retry only its failed nodes."""
+        """For nodes whose child run failed, retry only the failed nodes of that run."""
         for node in nodes:
             assert node.child is not None
             self._retry_child(node.child)
@@ -406,7 +410,7 @@ class Oracle:
 
 
 def join(node: Node) -> str:
-    """Return the next status of a waiting node, given the nodes it depends on."""
+    """Return the next status of a waiting node, given the nodes that it depends on."""
     if node.status != "PENDING":
         return node.status
     ends = [node.run.nodes[index] for index in node.shape.after]

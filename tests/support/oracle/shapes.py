@@ -15,7 +15,7 @@ class NodeShape:
     join: str = "all"
     min_success: int | None = None
     allow_failed_deps: bool = False
-    # Those of ``after`` whose results are offered through the context.
+    # The nodes of ``after`` whose results are offered through the context.
     context: tuple[int, ...] = ()
     # A failure of an optional node does not pause the run.
     optional: bool = False
@@ -78,13 +78,13 @@ def node_id(index: int) -> str:
 
 
 def chain(length: int, **settings: object) -> RunShape:
-    """Return tasks one after the other."""
+    """Return a chain of tasks."""
     nodes = tuple(NodeShape(after=(index - 1,) if index else ()) for index in range(length))
     return RunShape(nodes, **settings)  # type: ignore[arg-type]
 
 
 def fan(width: int, **settings: object) -> RunShape:
-    """Return one task, ``width`` tasks after it, and one after all of those."""
+    """Return one task, ``width`` tasks after it, and one after all of these."""
     middle = tuple(NodeShape(after=(0,)) for _ in range(width))
     last = NodeShape(after=tuple(range(1, width + 1)))
     return RunShape((NodeShape(), *middle, last), **settings)  # type: ignore[arg-type]

@@ -25,13 +25,13 @@ def failure(code: str, **more: Any) -> Result:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """A task as far as a graph can tell."""
+    """A task, as far as graphs are concerned."""
 
     state: str = "PENDING"
     result: Result | None = None
-    # Waits for a place among ``max_parallel``.
+    # The task waits for a place among ``max_parallel``.
     parked: bool = False
-    # The value of a signal, once it came.
+    # The value of a signal, once it has arrived.
     value: Any = NOTHING_YET
 
     @property
@@ -51,7 +51,7 @@ class Node:
     index: int
     shape: NodeShape
     status: str = "PENDING"
-    # Whether its end has reached its dependents and its run.
+    # Whether the node's end has reached its dependents and its run.
     counted: bool = False
     work: Work | None = None
     # Of a map: its length, the items that have had a task, and the places that wait for one.
@@ -102,7 +102,7 @@ class Run:
         return [self, *(run for child in going_on for run in child.tree())]
 
     def unfailed_tree(self) -> list[Run]:
-        """Return the same without runs that wait for a decision about their own failure."""
+        """Return ``tree`` without runs that wait for a decision about their own failure."""
         going_on = (child for child in self.children if child.is_open and not child.is_stuck)
         return [self, *(run for child in going_on for run in child.unfailed_tree())]
 

@@ -34,7 +34,7 @@ class Check:
 
     @property
     def code(self) -> str:
-        """The code of its findings, unless they have one from the catalogue."""
+        """The code of the check's findings, unless a finding has its own code from the catalogue."""
         return self.id.upper().replace("-", "_")
 
 

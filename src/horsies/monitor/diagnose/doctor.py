@@ -30,8 +30,8 @@ from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker, failure
 
 READING_LIMITS_MS = 10_000, 1_000
-# How long all checks may take together, and how long one waits for a lock after another check gave up
-# waiting: most checks read the same tables.
+# The time limit of all checks together. Once one check has given up waiting for a lock, the others
+# wait only IMPATIENT_LOCK_MS, because most checks read the same tables.
 PATIENCE_SECONDS = 15.0
 IMPATIENT_LOCK_MS = 50
 ECHO_SECONDS = 2.0

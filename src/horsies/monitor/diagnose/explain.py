@@ -77,7 +77,7 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 
 # A queue's current rate is computed from at most this many attempts; a queue with more is fast enough.
 RATE_SAMPLE = 2_000
-# A run's explanation repeats the obstacles of at most this many started nodes.
+# A run's explanation includes the obstacles of at most this many started nodes.
 NODES_EXPLAINED = 3
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED

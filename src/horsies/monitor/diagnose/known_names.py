@@ -21,7 +21,7 @@ def unknown_names_script(
 
 
 def names_by_worker(sets: Iterable[TaskSet]) -> dict[str, frozenset[str] | None]:
-    """Return each worker's task names; workers with the same ones share a set."""
+    """Return each worker's task names; workers with the same names share a set."""
     found: dict[str, frozenset[str] | None] = {}
     for one in sets:
         names = None if one.task_names is None else frozenset(one.task_names)
@@ -32,7 +32,9 @@ def names_by_worker(sets: Iterable[TaskSet]) -> dict[str, frozenset[str] | None]
 def unknown_names(
     due: Iterable[DueName], workers: Iterable[WorkerSummary], sets: Iterable[TaskSet]
 ) -> dict[str, list[str]]:
-    """Return the due names of each queue that none of its workers has; workers without names have all."""
+    """Return, for each queue, the due names that none of its workers has; a worker that lists no names
+    has all.
+    """
     by_worker = names_by_worker(sets)
     asked: dict[str, list[str]] = {}
     for one in due:

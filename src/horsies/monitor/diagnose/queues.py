@@ -31,7 +31,7 @@ from horsies.monitor.overview import (
 )
 from horsies.words import counted, first_sentence, lasting, listed
 
-# The most claim index entries that a count reads.
+# The most entries of the claim index that a count reads.
 COUNT_MAX = 10_000
 # An id older than this cannot belong to a send that has not been committed yet.
 SENDING_SECONDS = 3_600.0
@@ -69,9 +69,11 @@ class QueueSituation:
     refused: Sequence[RefusedCalls] = ()
     claimed: int = 0
     meter: Meter | None = None
-    # Whether its keys have limits, or some of them are paused: then tasks may wait beside idle children.
+    # Whether the queue's keys have limits or some keys are paused: then tasks may wait although children
+    # are idle.
     limits_keys: bool = False
-    # Its live workers and the names of all served queues, where many queues are judged at once.
+    # The queue's live workers and the names of all served queues; given when many queues are judged
+    # together.
     known_servers: Sequence[WorkerSummary] | None = None
     known_names: Sequence[str] | None = None
 
@@ -174,7 +176,7 @@ def unserved_reasons(queue: QueueSituation) -> Iterator[Finding]:
 def capacity_reasons(
     queue: QueueSituation, servers: Sequence[WorkerSummary], kinds: Sequence[bool] = (False, True)
 ) -> Iterator[Finding]:
-    """Yield the caps and the busy children that keep these workers from claiming tasks of these kinds
+    """Yield the caps and the busy children that prevent these workers from claiming tasks of these kinds
     (``async def`` functions or others). Caps apply to every worker on the queue, even if no worker is
     passed.
     """
@@ -407,7 +409,7 @@ def _store_words(queue: QueueSituation, store_id: str, problem: str) -> tuple[st
         return (
             f"the payload is kept in the store {store_id!r}, which does not answer. They try again after "
             "some seconds.",
-            f"look at the store {store_id!r} and at the workers' way to it",
+            f"check the store {store_id!r} and the workers' connection to it",
         )
     if problem == DAMAGED:
         return (
@@ -425,7 +427,9 @@ def _store_words(queue: QueueSituation, store_id: str, problem: str) -> tuple[st
 def unreadable_reason(
     queue: QueueSituation, missing_key: str, opening: str, since: datetime | None
 ) -> Finding:
-    """No worker of the queue has the key or the store of the tasks' payload, or these do not give it."""
+    """Return the finding for payload that the queue's workers cannot read: the key or the store is
+    missing or fails.
+    """
     key_id = missing_key.removesuffix(DAMAGED).removesuffix(UNREACHABLE)
     if (store_id := store_of(key_id)) is not None:
         text, remedy = _store_words(queue, store_id, missing_key.removeprefix(key_id))

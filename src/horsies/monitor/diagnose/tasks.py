@@ -30,9 +30,9 @@ from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
 from horsies.words import counted, first_sentence, lasting
 
-# The reason of a pause by the failure of a task.
+# The reason recorded with a pause that was caused by a failed task.
 _HALTED = re.compile(r"task [0-9a-f-]{36} failed: ")
-# How long a worker's loss is reported afterwards.
+# How long after the loss of a worker it is still reported.
 LOSS_SHOWN_SECONDS = 600.0
 # A running task without a heartbeat for this long is suspicious; its start counts as a heartbeat.
 HEARTBEAT_SECONDS = 300.0
@@ -116,7 +116,7 @@ def _waiting(situation: TaskSituation) -> list[Finding]:
     if task.good_until is not None and task.good_until <= task.looked_at:
         return [_expired(situation), *_locked(situation)]
     found = [*_held(task)]
-    # A run that its record holds keeps its place among the tasks of its key, with a time that never comes.
+    # A held run keeps its place among the tasks of its key: it is due at a time that never comes.
     is_delayed = task.due_at > task.looked_at and task.parked_problem is None
     if is_delayed:
         found.append(_delayed(situation))
@@ -304,7 +304,9 @@ def _unknown(situation: TaskSituation) -> Finding:
 
 
 def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Finding:
-    """Yield that no worker's parameters accept the call; a refusal's message names the wrong parameter."""
+    """Return the finding that no worker accepts the call; the message of a refusal names the wrong
+    parameter.
+    """
     queue = situation.queue
     workers = counted(len(knowing), "live worker")
     refusals = [one for worker in knowing if (one := _refusal(queue, worker)) is not None]
@@ -329,7 +331,9 @@ def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Findin
 
 
 def _after_grace(queue: QueueSituation) -> str:
-    """After which time workers fail a task that none of them can run, if they have stored their settings."""
+    """Return how long workers wait before they fail a task that none of them can run, if their settings
+    are known.
+    """
     graces = [_setting(queue, worker, "unknown_task_grace_ms") for worker in queue.servers]
     known = [grace for grace in graces if isinstance(grace, int)]
     return f" after {lasting(max(known) / 1000)}" if known else ""
@@ -363,7 +367,7 @@ def _ahead(situation: TaskSituation) -> Iterator[Finding]:
 
 
 def _turns_of_keys(keys: int) -> str:
-    """That keys have their turns in between."""
+    """Return the clause that other keys have their turns in between; empty without other keys."""
     if not keys:
         return ""
     many = (
@@ -375,12 +379,12 @@ def _turns_of_keys(keys: int) -> str:
 
 
 def key_opening(queue: str, key: str) -> str:
-    """Return how the finding of a paused key begins, and no finding of another key does."""
+    """Return the beginning of the sentence about a paused key, which identifies the key."""
     return f"Key {key!r} of queue {queue!r} was "
 
 
 def key_pause(lane: KeyState, looked_at: datetime) -> Iterator[Finding]:
-    """Yield that a key is paused, by an operator or by the failure of one of its tasks."""
+    """Yield a finding if the key is paused, by an operator or by the failure of one of its tasks."""
     if lane.paused_at is None:
         return
     is_halted = lane.halts and _HALTED.match(lane.pause_reason or "") is not None

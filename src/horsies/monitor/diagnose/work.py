@@ -98,7 +98,7 @@ def _workers(facts: Facts) -> Script[Iterable[Finding]]:
 
 
 def worker_reasons(worker: WorkerSummary) -> Iterator[Finding]:
-    """Yield that a worker is lost, silent, or without notifications."""
+    """Yield a finding if a worker is lost, silent, or without notifications."""
     yield from silent_reasons(worker)
     yield from polling_reasons([worker])
     if health_of(worker) is WorkerHealth.LOST:
@@ -195,7 +195,7 @@ def judge_versions(
     serving = servers_by_queue(workers)
     for queue in sorted(serving):
         ids = [worker.worker_id for worker in serving[queue]]
-        # Thousands of queues have the same workers, whose tasks are mostly equal.
+        # Thousands of queues may share their workers, and most workers have the same tasks.
         names = list({knowledge[one] for one in ids if one in knowledge})
         if len(names) > 1 and (some := names[0].union(*names) - names[0].intersection(*names)):
             sentence = f"Not every worker of queue {queue} has the same tasks."
@@ -391,7 +391,7 @@ def _webhooks(facts: Facts) -> Script[Iterable[Finding]]:
 
 
 def judge_webhooks(tasks: Iterable[FailingTask]) -> Iterator[Finding]:
-    """Yield that deliveries fail: even one is unusual, because it is a message that nobody got."""
+    """Yield a finding if deliveries fail: even one failure is unusual, because its message is lost."""
     for task in tasks:
         name = (task.name or "").removeprefix(WEBHOOK_PREFIX)
         if name == (task.name or ""):

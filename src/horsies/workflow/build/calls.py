@@ -69,7 +69,7 @@ class _Call:
     signature: CallSignature
 
     def is_readable(self, source: AnyNode) -> bool:
-        """Recognize a source whose own mistakes, if any, do not hide its type."""
+        """Return whether a source's own mistakes, if any, leave its type readable."""
         nodes = self.mistakes.nodes
         return nodes.position(source) in nodes.readable
 
@@ -299,7 +299,8 @@ def _taken_type(source: AnyNode, annotation: Any) -> Any:
 
 
 def _failure_problem(call: _Call, name: str, source: AnyNode) -> str | None:
-    """Find a parameter that takes a value from a node that has none when it fails."""
+    """Return the problem of a parameter that needs a value from a node that may fail and then has none.
+    """
     node, annotation = call.node, call.signature.annotation_of(name)
     if not node.allow_failed_deps or _may_be_open(node):
         return None

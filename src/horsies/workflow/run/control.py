@@ -310,7 +310,7 @@ def wait_for_run(
         stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0
     )
     try:
-        # The only exceptions it raises come from the caller's own signal handlers.
+        # The wait itself raises nothing; an exception here comes from the caller's own signal handlers.
         wait_for(future, seconds_to_wait(timeout_ms))
     finally:
         unread = broker.waiters.forget(stored, future)
@@ -382,7 +382,7 @@ async def pause_workflow(broker: PostgresBroker, workflow_id: str) -> HandleResu
 
 
 def pause_workflow_sync(broker: PostgresBroker, workflow_id: str) -> HandleResult[bool]:
-    """``pause_workflow`` without an event loop."""
+    """``pause_workflow`` for code without an event loop."""
     return change(broker, workflow_id, "pause_run", pause_script)
 
 
@@ -397,6 +397,6 @@ async def resume_workflow(
 def resume_workflow_sync(
     broker: PostgresBroker, workflow_id: str, *, retry_failed: bool = False
 ) -> HandleResult[bool]:
-    """``resume_workflow`` without an event loop."""
+    """``resume_workflow`` for code without an event loop."""
     script = partial(resume_script, retry_failed=retry_failed)
     return change(broker, workflow_id, "resume_run", script)

@@ -24,8 +24,8 @@ class WorkflowStartErrorCode(StrEnum):
     """The id is not a UUID, the key cannot be stored, or the id or key belongs to a run of another workflow.
     """
     ENQUEUE_FAILED = "ENQUEUE_FAILED"
-    """The database did not store it, or its confirmation was lost; ``error.retryable`` shows whether to try
-    again.
+    """The database did not store the run, or the confirmation was lost; ``error.retryable`` shows
+    whether to try again.
     """
     INTERNAL_FAILED = "INTERNAL_FAILED"
     """An unexpected error while the start was prepared."""
@@ -44,7 +44,7 @@ class WorkflowStartError:
     """
 
     code: WorkflowStartErrorCode
-    """Why nothing was started, or why that is in doubt."""
+    """Why nothing was started, or why it is not known whether the run was started."""
     message: str
     """A sentence that names the place and the fix."""
     retryable: bool
@@ -79,7 +79,8 @@ class HandleErrorCode(StrEnum):
     NOTHING_TO_RETRY = "NOTHING_TO_RETRY"
     """No node, or not the given one, has failed."""
     WORKFLOW_NOT_RETRYABLE = "WORKFLOW_NOT_RETRYABLE"
-    """The run has completed, was cancelled or has expired; or it is part of a run that continued without it.
+    """The run has completed, was cancelled or has expired; or it is part of a run that continued without
+    it.
     """
     WORKFLOW_ENDED = "WORKFLOW_ENDED"
     """The run has ended and accepts no more signals."""
@@ -160,9 +161,9 @@ class WorkflowTaskInfo:
     items_total: int | None = None
     """How many items a map has."""
     items_open: int | None = None
-    """How many of them have not ended."""
+    """How many items of the map have not ended."""
     items_failed: int | None = None
-    """How many of them failed."""
+    """How many items of the map failed."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the node as plain JSON values."""
@@ -200,19 +201,19 @@ class WorkflowInfo:
     total_nodes: int
     """How many nodes the run has."""
     open_nodes: int
-    """How many of them have not ended."""
+    """How many nodes of the run have not ended."""
     failed_nodes: int
-    """How many of them failed."""
+    """How many nodes of the run failed."""
     sent_at: datetime | None
-    """When it was started, or the slot of the schedule that started it."""
+    """When the run was started, or the slot of the schedule that started it."""
     started_at: datetime
     """When the run was stored."""
     paused_at: datetime | None
-    """When it was paused, or None."""
+    """When the run was paused, or None."""
     completed_at: datetime | None
-    """When it ended, or None."""
+    """When the run ended, or None."""
     paused_descendants: list[str] = field(default_factory=list)
-    """The ids of paused runs below this one."""
+    """The ids of the paused runs below this run."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the run as plain JSON values."""

@@ -58,7 +58,7 @@ class StartOptions:
     workflow_key: str | None = None
     sent_at: datetime | None = None
     transaction: object = field(default=None, repr=False)
-    # The run of a durable function that the end of this one wakes.
+    # The run of a durable function that is woken when this run ends.
     wakes_task_id: str | None = None
     key: str | None = None
 
