@@ -1,6 +1,7 @@
-"""The cost of durable functions: a loop of recorded steps beside bare INSERTs, replays, and parked runs.
+"""The cost of durable functions: a loop of recorded steps compared with bare INSERTs, replays, and
+parked runs.
 
-``HORSIES_BENCH_PARKED=100000`` is the number of parked runs beside an idle worker.
+``HORSIES_BENCH_PARKED=100000`` sets the number of parked runs during which a worker idles.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _loop(ctx: Durable, count: int) -> float:
 
 
 def durable(url: str) -> bool:
-    """Measure steps, replays and an idle worker beside parked runs."""
+    """Measure steps, replays, and an idle worker while runs are parked."""
     app = Horsies(url)
     with psycopg.connect(url, autocommit=True, prepare_threshold=1) as connection:
         connection.execute(BARE)

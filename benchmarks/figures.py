@@ -256,7 +256,7 @@ def send_stream(count: int = 1_000_000) -> dict[str, float]:
 
 
 def send_many(count: int = 50_000) -> dict[str, float]:
-    """Send many tasks at once: tasks/s, and the producer's memory at its peak."""
+    """Send many tasks in one call: tasks/s, and the producer's memory at its peak."""
     noop = _application().noop
     with _connection() as connection:
         connection.execute("TRUNCATE horsies_tasks CASCADE")
@@ -363,7 +363,7 @@ def _warm_up(connection: Connection[Any], function: Any, count: int) -> None:
 
 
 def _load(app: Any, task: str, count: int) -> None:
-    """Send this many tasks of this name at once, or start the same number of nodes in chains."""
+    """Send this many tasks of this name in one call, or start the same number of nodes in chains."""
     if task == "chain":
         importlib.import_module("horsies").start_many([app.chain()] * (count // app.STEPS)).unwrap()
     else:

@@ -1,5 +1,5 @@
-"""The cost of keys: drains with none, few and very many keys, one task of a key beside a million of
-another, a key with many tasks beside an open transaction, and a key at its cap that many workers want.
+"""The cost of keys: drains with none, few and very many keys, one task of a key behind a million of
+another, a key with many tasks during an open transaction, and a key at its cap that many workers want.
 
 HORSIES_BENCH_TASKS drains fewer tasks, HORSIES_BENCH_BACKLOG makes the million smaller, and
 HORSIES_BENCH_ROUNDS takes fewer rounds, for a quick look.
@@ -57,7 +57,7 @@ CLAIMS = 200
 BATCH = 8
 CLAIM_TARGET = 1.3
 
-# How many tasks of one key are drained next to an open transaction, and how many of them are one part of
+# How many tasks of one key are drained during an open transaction, and how many of them are one part of
 # the drain.
 OPEN_TASKS = 2 * TASKS
 OPEN_PART = max(1, OPEN_TASKS // 10)
@@ -180,7 +180,7 @@ def _claim_beside(url: str) -> dict[str, float]:
 
 
 def _open_transaction(url: str) -> bool:
-    """Drain one key through a worker's turns, without and beside an open transaction."""
+    """Drain one key through a worker's turns, without and with another open transaction."""
     found = alternate(
         {"none": partial(_drain_key, url, False), "open": partial(_drain_key, url, True)}, ROUNDS
     )

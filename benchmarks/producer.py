@@ -45,7 +45,7 @@ AddTask = TaskFunction[[int, int], int]
 
 
 def send_many(url: str) -> bool:
-    """Send 20,000 tasks at once against one INSERT ... SELECT unnest of the same rows."""
+    """Compare sending 20,000 tasks in one call with one INSERT ... SELECT unnest of the same rows."""
     app, add = _application(url)
     with psycopg.connect(url) as connection:
         bare, ours = _interleaved(url, lambda: _bare_batch(connection), lambda: _send_batch(add))
@@ -54,7 +54,7 @@ def send_many(url: str) -> bool:
 
 
 def send(url: str) -> bool:
-    """Send 2,000 tasks one by one against INSERT and commit on one connection."""
+    """Compare sending 2,000 tasks one by one with INSERT and commit on one connection."""
     app, add = _application(url)
     with psycopg.connect(url) as connection:
         bare, ours = _interleaved(

@@ -67,7 +67,7 @@ class Session:
         self.was_notified = False
 
     def beat(self) -> None:
-        """Send a heartbeat and look at other workers, in one transaction."""
+        """Send a heartbeat and watch other workers, in one transaction."""
         calls, self.was_notified = not self.was_notified, False
         with self.connection.transaction():
             see_worker.fetch(self.connection, self.worker_id, True, True, calls)

@@ -1,4 +1,4 @@
-"""The application whose steps are measured beside those of DBOS."""
+"""The application whose steps are compared with those of DBOS."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def one(number: int) -> int:
 
 @app.durable("steps")
 def steps(ctx: Durable, count: int) -> int:
-    """Record so many steps."""
+    """Record this many steps."""
     return sum(ctx.step(one, number) for number in range(count))

@@ -109,7 +109,7 @@ def shared(url: str, *flags: str) -> dict[str, float]:
 
 
 def windows(url: str) -> bool:
-    """Measure the bounds of windows, and print every figure beside its target."""
+    """Measure the bounds of windows, and print every figure with its target."""
     checks = [_print_taken_back(url), _print_limits(url), _print_shares(url)]
     return all(checks)
 

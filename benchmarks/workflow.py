@@ -106,7 +106,7 @@ def _number(connection: Connection[Any], question: Any, *values: Any) -> float:
 
 
 class _Shape(NamedTuple):
-    """Runs to start at once, and the indexes of the nodes to measure."""
+    """Runs to start in one call, and the indexes of the nodes to measure."""
 
     spec: WorkflowSpec[Any]
     runs: int

@@ -245,7 +245,7 @@ def measure() -> dict[str, float]:
 
 
 def main() -> int:
-    """Print every figure beside its limit; return 1 when one is over."""
+    """Print every figure with its limit; return 1 if a figure is over its limit."""
     print(
         f"{lines('*.py'):,} lines of Python, {lines('*.sql'):,} of SQL; "
         f"{len(list(SOURCE.glob('*.py')))} files in the root, {floors(rooms(imports()))[0]} floors"

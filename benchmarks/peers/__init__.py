@@ -1,1 +1,1 @@
-"""Horsies beside other task queues: the same workloads, one adapter per peer."""
+"""Horsies compared with other task queues: the same workloads, one adapter per peer."""

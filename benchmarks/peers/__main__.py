@@ -1,4 +1,4 @@
-"""Measure Horsies beside other task queues: ``python -m benchmarks.peers``, or ``make bench-peers``.
+"""Compare Horsies with other task queues: ``python -m benchmarks.peers``, or ``make bench-peers``.
 
 Runs every workload for every peer in turns, for several rounds, and prints medians with their range,
 ratios to Horsies, versions, settings, and the things that a peer does not do. A workload that fails
@@ -30,7 +30,7 @@ from benchmarks.peers.table import Measured
 from benchmarks.peers.workloads import WORKLOADS, in_turns, once
 
 SERVERS_OF = {"celery": "Redis", "dramatiq": "Redis", "rq": "Redis", "arq": "Redis"}
-# Hundreds of measurements follow each other: look for other processes this long before each.
+# Hundreds of measurements follow each other: check for other processes this long before each one.
 QUIET_SECONDS = 0.5
 
 
@@ -176,7 +176,7 @@ class Run:
         )
 
     def measured(self, rounds: int) -> dict[str, Measured]:
-        """Collect the results of that many rounds by peer."""
+        """Collect the results of this many rounds by peer."""
         found = {peer: Measured(bench.facts) for peer, bench in self._benches.items()}
         for result in self._results:
             if result.peer in found and result.round_number < rounds:

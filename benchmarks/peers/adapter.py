@@ -207,7 +207,7 @@ def _turns(count: int) -> Iterator[int]:
 
 @contextmanager
 def database() -> Iterator[psycopg.Connection[Any]]:
-    """Open a connection to look at the tables of a peer."""
+    """Open a connection to read the tables of a peer."""
     with psycopg.connect(os.environ[DATABASE], autocommit=True) as connection:
         yield connection
 

@@ -1,4 +1,5 @@
-"""Recorded steps of durable functions beside those of DBOS: ``python -m benchmarks.peers.durable_steps``.
+"""Recorded steps of durable functions compared with those of DBOS: ``python -m
+benchmarks.peers.durable_steps``.
 
 Both record steps that do nothing, on one server, in alternating rounds: one run at a time, and four side by
 side, in children of a worker and in threads. The time of Horsies includes its sends and its outcomes; DBOS

@@ -45,7 +45,9 @@ def slots(
 
 
 def is_slot(pattern: Any, local: datetime) -> bool:
-    """A repeated time counts once, in its first pass, unless the pattern goes through the hours."""
+    """A time that the clock shows twice counts once, the first time, unless the pattern fires in every
+    hour.
+    """
     return matches(pattern, local) and (local.fold == 0 or goes_through_hours(pattern))
 
 

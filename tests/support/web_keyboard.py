@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import Page
 
-# A phone, a small window beside another, and a screen.
+# A phone, a small window next to another one, and a full screen.
 WIDTHS = (390, 1024, 1440)
 
 # Describe the element that has the focus.

@@ -126,7 +126,9 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Put the Markdown of every page beside it, and all pages in one file, for programs that read them."""
+    """Write the Markdown of every page next to it, and all pages into one file, for programs that read
+    them.
+    """
     site, docs = Path(config.site_dir), Path(config.docs_dir)
     for path in docs.rglob("*.md"):
         shutil.copy(path, site / path.relative_to(docs))

@@ -68,7 +68,9 @@ def path_of(source: str, target: str) -> str:
 
 
 def with_links(text: str, source: str, address: Callable[[str], str | None]) -> str:
-    """Return a page whose links lead to the address of each path; a link without one becomes text."""
+    """Return a page whose links use the address of each path; a link to a path without an address
+    becomes text.
+    """
 
     def replaced(found: re.Match[str]) -> str:
         shown, target = found.groups()

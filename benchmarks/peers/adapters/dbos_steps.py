@@ -21,7 +21,7 @@ def one(number: int) -> int:
 
 @DBOS.workflow()
 def steps(count: int) -> int:
-    """Record so many steps."""
+    """Record this many steps."""
     return sum(one(number) for number in range(count))
 
 

@@ -173,7 +173,7 @@ class AsyncDurable:
         return await self._perform(self._run.patched(change))
 
     async def sleep(self, duration: timedelta | float) -> None:
-        """Wait for a time; above a second the run is parked."""
+        """Wait for a time; the run is parked if the wait is longer than a second."""
         await self._perform(self._run.sleep(seconds_of(duration, "ctx.sleep")))
 
     @overload

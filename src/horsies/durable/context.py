@@ -93,10 +93,10 @@ class Durable:
     def step(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function and record its value, or return the recorded value without a call.
 
-        The value must be JSON by the return annotation, up to 1 MB. An exception, or a TaskResult with an
-        error, is recorded as well and raised as StepFailed. A crash between the effect of a step and its
-        record repeats the step: give other systems ``ctx.step_key``, or use ``tx_step`` for effects in this
-        database.
+        The value must be JSON that fits the return annotation, up to 1 MB. An exception, or a TaskResult
+        with an error, is recorded as well and raised as StepFailed. A crash between the effect of a step
+        and its record repeats the step: give other systems ``ctx.step_key``, or use ``tx_step`` for
+        effects in this database.
 
         Example:
             charge_id = ctx.step(charge, order_id, amount=12)
@@ -221,7 +221,8 @@ class Durable:
     # Waits
 
     def sleep(self, duration: timedelta | float) -> None:
-        """Wait for a time. Above a second the run is parked: any worker then continues it.
+        """Wait for a time. If the wait is longer than a second, the run is parked, and any worker
+        continues it.
 
         Example:
             ctx.sleep(timedelta(days=3))

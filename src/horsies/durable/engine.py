@@ -194,7 +194,7 @@ class Engine:
         return tuple(future.result() for future in futures)
 
     def _beside(self, call: Call, name: str, names: Sequence[str]) -> Any:
-        """One of several steps, in its own thread."""
+        """One of several concurrent steps, each in its own thread."""
         if (known := self.run.past.visit(name, "step")) is not None:
             return call.read(known)
         return self.perform(self.run.new_step(call, name, "step", names))

@@ -71,7 +71,7 @@ class DurableStep:
 
     @classmethod
     def of(cls, row: StepRow) -> DurableStep:
-        """Read a step from its row; what is still encrypted is shown as the word "encrypted"."""
+        """Read a step from its row; a value that is still encrypted is shown as the word "encrypted"."""
         result = None if row.result is None else from_json(masked(row.result))
         error = None if row.error is None else _shown_error(row.error)
         return cls(
@@ -315,7 +315,8 @@ class DurableHandle:
             known = ", ".join(map(repr, declared)) or "none"
             message = f"{run.task_name!r} has no signal {name!r}; its signals are {known}."
             return TaskActionError(TaskActionErrorCode.SIGNAL_NOT_FOUND, message, self.task_id)
-        # A value of a program has a type; one that a person has written is only checked by the declared type.
+        # A value from a program has a type; a value typed by a person is only checked against the
+        # declared type.
         is_unchecked = definition is None and is_json and declared is not None
         problem = self._unsent(run, is_unchecked)
         try:
@@ -330,7 +331,9 @@ class DurableHandle:
         return TaskActionError(TaskActionErrorCode.VALIDATION_FAILED, message, self.task_id)
 
     def _unsent(self, run: RunRow, is_unchecked: bool) -> str | None:
-        """Why a value would be stored in plain text beside encrypted ones, or without a check of its type."""
+        """Return why a value would be stored in plain text next to encrypted ones, or without a check of
+        its type.
+        """
         starts = (run.args_start or "", run.kwargs_start or "")
         is_secret = run.encrypts or any(map(is_encrypted, starts))
         if is_secret and self._broker.config.codec is None:
@@ -404,7 +407,7 @@ class DurableHandle:
 
 
 def _registered(run: RunRow) -> DurableTraits | None:
-    """What workers have registered about a function without its code here; None for a plain task."""
+    """What workers have registered about a function whose code is not here; None for a plain task."""
     if run.is_durable is False:
         return None
     return DurableTraits(None if run.declared is None else dict.fromkeys(run.declared, Any))

@@ -106,7 +106,7 @@ class StepFunction:
         return encoded
 
     def unwrapped(self, value: Any) -> Any:
-        """The value of a success: that in a TaskResult, for a function that returns one."""
+        """The value of a successful step; if the function returns a TaskResult, the value inside it."""
         return value.ok_value if self.returns_result else value
 
     def decode(self, step: str, text: str) -> Any:
@@ -130,7 +130,8 @@ def _failure_of_result(step: str, error: object) -> Failure:
 
 
 def step_function(function: Any) -> tuple[Callable[..., Any], StepFunction]:
-    """The function to call, which for a registered task is its function, and its description."""
+    """Return the function to call and its description; for a registered task, call the task's function.
+    """
     called = getattr(function, "definition", None)
     if called is not None:
         function = called.function

@@ -443,7 +443,7 @@ def _is_old(read_at: float | None, now: float, seconds: float) -> bool:
 
 
 UP = Sample("horsies_up", (), 1.0)
-# The labels of the one finding that stands for findings which could not be read.
+# The labels of the finding that is counted while the findings cannot be read.
 NOT_CHECKED = ("NOT_CHECKED", Level.RED.value)
 
 
@@ -513,7 +513,8 @@ def _samples_of_others(
     serving: Mapping[str, Sequence[WorkerSummary]],
     series: Mapping[str, Series],
 ) -> Iterator[Sample]:
-    """Sum the queues beyond the first ones; the oldest task and the longest drain stand for all."""
+    """Sum the queues beyond the first ones; the oldest task and the longest drain represent all of them.
+    """
     if not queues:
         return
     oldest = max((one.oldest_waiting_seconds or 0.0 for one in queues), default=0.0)

@@ -56,7 +56,7 @@ class Chart:
     title: str
     series: Sequence[str]
     columns: Sequence[Column]
-    # A sentence beside the title.
+    # A sentence next to the title.
     note: str = ""
 
 

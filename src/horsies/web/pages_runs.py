@@ -212,7 +212,7 @@ def _error(stored: str | None) -> tuple[str, str] | None:
 
 
 async def _problems(view: View, shown: RunView) -> list[BrokenRun]:
-    """Return the audit's findings; a run that is too large is left to the command line."""
+    """Return the audit's findings; only the command line audits a run that is too large for a page."""
     if not shown.is_open:
         return []
     try:

@@ -190,7 +190,9 @@ async def schedules_page(view: View) -> Page:
 
 
 def _ahead(schedules: list[ScheduleView]) -> tuple[list[int], list[str]]:
-    """Sum the slots of the next 24 hours by hour; name the schedules that fire too often for that."""
+    """Sum the slots of the next 24 hours by hour; return apart the names of schedules that fire too
+    often to count.
+    """
     hours = {schedule.state.name: schedule.hours_ahead() for schedule in schedules}
     counts = [one for one in hours.values() if one is not None]
     sums = [sum(column) for column in zip(*counts, strict=True)] or [0] * DAY_HOURS

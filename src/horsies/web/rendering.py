@@ -131,7 +131,7 @@ class View:
 
     @property
     def query(self) -> QueryParams:
-        """The URL's query: every filter of a page is part of it."""
+        """The URL's query, which contains every filter of the page."""
         return self.request.query_params
 
     @property

@@ -22,7 +22,7 @@ def forked(a: int) -> TaskResult[int, TaskError]:
 
 
 def problems(task_id: str) -> list[str]:
-    """Use the waiters and the pool in all threads at once."""
+    """Use the waiters and the pool in all threads at the same time."""
     sys.setswitchinterval(1e-6)
     barrier = threading.Barrier(THREADS)
     broker = app.get_broker()

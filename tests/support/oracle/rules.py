@@ -228,7 +228,7 @@ class Oracle:
         return skipped, ready
 
     def _enqueue(self, nodes: Sequence[Node]) -> list[Node]:
-        """Make tasks of these nodes; return those that ended at once."""
+        """Make tasks of these nodes; return the nodes that ended immediately."""
         ended = []
         moment: list[Place] = []
         for node in nodes:

@@ -311,7 +311,7 @@ def _cap(cap: int | None) -> str:
 
 
 def order_reasons(queue: QueueSituation) -> Iterator[Finding]:
-    """Yield the queues that are served first, and the workers that poll."""
+    """Yield findings about queues that are served first and about workers that only poll."""
     startable = {other.name: _startable(queue, other) for other in queue.others}
     waiting = [other for other in queue.others if startable[other.name] and other.paused_at is None]
     if waiting:
@@ -326,7 +326,7 @@ def order_reasons(queue: QueueSituation) -> Iterator[Finding]:
 
 
 def polling_reasons(workers: Sequence[WorkerSummary]) -> Iterator[Finding]:
-    """Yield the workers that receive no notifications."""
+    """Yield a finding about the workers that receive no notifications."""
     polling = [worker for worker in workers if misses_notifications(worker)]
     if polling:
         first = polling[0]
@@ -371,7 +371,9 @@ def queue_reasons(queue: QueueSituation) -> list[Finding]:
 
 
 def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
-    """Yield the waiting tasks unknown to every worker on the queue, and the calls that fit none of them."""
+    """Yield findings about waiting tasks that no worker on the queue knows, and about calls that fit no
+    worker.
+    """
     refused = queue.own_refused
     if not (refused or queue.unknown_names) or not (servers := queue.servers):
         return
@@ -404,7 +406,7 @@ def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
 
 
 def _store_words(queue: QueueSituation, store_id: str, problem: str) -> tuple[str, str]:
-    """Why the workers cannot read payload that is kept in a store, and the remedy."""
+    """Return why the workers cannot read payload that is kept in a store, and the remedy."""
     if problem == UNREACHABLE:
         return (
             f"the payload is kept in the store {store_id!r}, which does not answer. They try again after "
@@ -460,7 +462,7 @@ def unreadable_reason(
 
 
 def stuck_reasons(queue: QueueSituation) -> Iterator[Finding]:
-    """Yield a due task that is waiting although children are idle and no cap is reached."""
+    """Yield a finding about a due task that waits although children are idle and no cap is reached."""
     is_held = not queue.due or queue.paused_at is not None or queue.limits_keys
     if is_held or queue.oldest_seconds <= PATIENCE_SECONDS:
         return
@@ -493,7 +495,9 @@ def _idle(worker: WorkerSummary) -> int:
 
 
 def _window_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Iterator[Finding]:
-    """Yield the cap that keeps workers from giving out the queue's very short tasks in windows."""
+    """Yield a finding about the cap that prevents workers from giving out the queue's very short tasks
+    in windows.
+    """
     causes = {
         "max_concurrency": all(queue.name in (one.queue_caps or {}) for one in servers),
         "cluster_wide_cap": all(one.cluster_wide_cap is not None for one in servers),

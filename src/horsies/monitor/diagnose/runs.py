@@ -104,7 +104,7 @@ def node_reasons(
     task: Sequence[Finding],
     map_places: Sequence[MapPlace] = (),
 ) -> list[Finding]:
-    """Return why a node does not start or end; ``task`` holds its task's reasons."""
+    """Return why a node does not start or end; ``task`` has the reasons of its task."""
     match WorkflowTaskStatus(node.status):
         case WorkflowTaskStatus.PENDING:
             return [*run_obstacles(run), _waits_for(run, dependencies)]
