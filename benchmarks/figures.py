@@ -70,7 +70,9 @@ def drain(
 
 
 def mixed(children: int = 8, count: int = 10_000, flags: Sequence[str] = ()) -> dict[str, float]:
-    """Drain no-op tasks with one of 50 ms in a hundred: the delay between its claim and its start."""
+    """Drain no-op tasks and, for every hundred, one of 50 ms: the delay between the claim and the start
+    of the latter.
+    """
     app = _application()
     with _connection() as connection, running_worker(children, *flags) as worker:
         _warm_up(connection, app.burst, 4 * children)

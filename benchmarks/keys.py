@@ -33,7 +33,7 @@ ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "5"))
 # These drains run while ten times more tasks wait, so that each of 100,000 keys has a task.
 TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "10000"))
 NEVER_REPLACED = ["--max-tasks-per-child", "0"]
-# The tasks and keys of each drain, and the part of the rate without keys that should be left.
+# The tasks and keys of each drain, and the part of the rate without keys that it must reach.
 PLAIN = "no keys"
 DRAINS: dict[str, tuple[str, float, float | None]] = {
     PLAIN: ("noop", 0, None),
@@ -242,7 +242,7 @@ def _part_seconds(pipeline: Pipeline) -> list[float]:
 
 
 def _hot(url: str) -> bool:
-    """Let many workers with free children want the tasks of one key that is at its cap."""
+    """Let many workers with free children compete for the tasks of a key that is at its cap."""
     here = Checkout(url)
     runs = [here.measure("hot_key", workers=WORKERS, count=HOT_TASKS) for _ in range(ROUNDS)]
     places, seconds = runs[0]["places"], runs[0]["seconds"]

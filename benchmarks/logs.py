@@ -20,7 +20,7 @@ LOGS_VARIABLE = "HORSIES_BENCH_LOGS"
 TARGET = 0.03
 # A setting that is off must not have a cost that this comparison can measure.
 FREE = 0.01
-# "off again" has the code and the settings of "off": it shows what the machine contributes.
+# "off again" has the code and the settings of "off": the difference is noise of the machine.
 SIDES = {
     "no checks": Side({LOGS_VARIABLE: "removed"}),
     "off": Side({LOGS_VARIABLE: "off"}),
@@ -31,7 +31,9 @@ SIDES = {
 
 
 def logs(url: str) -> bool:
-    """Drain in turns without the checks, with the setting off, twice, on and unused, and on with a line."""
+    """Drain in turn without the checks, with the setting off (twice), on but unused, and on with a line
+    per task.
+    """
     found = compare(url, SIDES)
     was_idle = report("logs of attempts", found, "off")
     print(f"  one process: {_idle_us():.2f} µs for an attempt that logs nothing, all in the child")

@@ -15,7 +15,7 @@ from horsies.worker.protocol import Assignment
 # The environment variable that noop_app.py reads.
 SETTING_VARIABLE = "HORSIES_BENCH_SETTING"
 SETTINGS = ("none", "none again", "logs", "codec", "store", "webhook", "memory limit")
-# An unused setting may cost this share of the drain; "none again" shows what the machine contributes.
+# An unused setting may cost this share of the drain; "none again" shows the noise of the machine.
 TARGET = 0.03
 # The memory limit of another task must not have a cost that this comparison can measure.
 FREE = {"memory limit": 0.01}

@@ -78,7 +78,7 @@ class Outcome:
 
 
 def find_python(version: str) -> str:
-    """Return an interpreter of this version; a shim of pyenv may exist and yet not run."""
+    """Return an interpreter of this version; a pyenv shim may exist without a working interpreter."""
     found = [shutil.which(f"python{version}")]
     found += sorted(map(str, (Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python")))
     for path in filter(None, found):

@@ -60,7 +60,7 @@ Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 
 
 def modules(package: str = "horsies") -> Mapping[str, ast.Module]:
-    """Every module of a package, parsed, by its name without the package's."""
+    """Parse every module of a package; its key is its name without the name of the package."""
     return _parsed(package)
 
 
@@ -87,7 +87,7 @@ def function_lengths() -> Iterator[int]:
 
 
 def imports(package: str = "horsies") -> dict[str, set[str]]:
-    """Which modules of the package each of its modules imports from."""
+    """Return which modules of the package each module imports."""
     return {name: set(_imported(tree, package)) - {name} for name, tree in modules(package).items()}
 
 
@@ -103,7 +103,7 @@ def _imported(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def rooms(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """The same imports between the files and folders of the root."""
+    """Return the same imports, grouped by the files and folders of the root."""
     found: dict[str, set[str]] = {}
     for name, below in graph.items():
         room = name.partition(".")[0]

@@ -1,9 +1,9 @@
 """Compare Horsies with other task queues: ``python -m benchmarks.peers``, or ``make bench-peers``.
 
-Runs every workload for every peer in turns, for several rounds, and prints medians with their range,
-ratios to Horsies, versions, settings, and the things that a peer does not do. A workload that fails
-has its reason in its cell. Every result is stored at once; a run that was stopped is continued with
---resume. No process, server or database is left behind.
+Runs every workload for all peers in turn, for several rounds, and prints medians with their range,
+ratios to Horsies, versions, settings, and the things that a peer does not do. The cell of a failed
+workload shows the reason. Every result is stored immediately; a stopped run is continued with --resume.
+No process, server or database is left behind.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Run:
             print(f"{peer:16}left out: {reason}", flush=True)
 
     def measure(self, workloads: Sequence[str], rounds: int) -> None:
-        """Run the workloads, each for all peers in turns, round after round."""
+        """Run the workloads, each for all peers in turn, round after round."""
         for round_number in range(rounds):
             for workload in workloads:
                 if once(workload) and round_number:

@@ -1,7 +1,7 @@
 """The interface between the workloads and one peer, and the tasks that every peer runs.
 
-An adapter is a module below ``adapters``. It is imported only in its own processes, so that a peer
-that is not installed fails alone and the imports of one peer never weigh on another. Its tasks are
+An adapter is a module below ``adapters``. It is imported only in its own processes, so that a peer that
+is not installed fails alone, and the imports of one peer never slow down another. Its tasks are
 ``noop``, ``nap`` and ``mark``; each takes one number. Where a peer runs coroutines, the tasks are
 coroutines.
 """

@@ -436,7 +436,7 @@ def _shortened(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a docstring as Markdown; its links begin in the folder of the documentation."""
+    """Return a docstring as Markdown; its links are relative to the folder of the documentation."""
     return re.sub(r"\]\((?=[\w-]+\.md)", f"]({_FROM_DOCS}", text.replace("``", "`"))
 
 

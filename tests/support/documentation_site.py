@@ -33,7 +33,7 @@ def build(place: Path) -> None:
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    """Serve files without a line per request."""
+    """Serve files without logging a line per request."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Say nothing."""

@@ -110,7 +110,7 @@ def exactly_once(texts: list[str], url: str, _: Path) -> None:
 
 
 def engine_at_import(texts: list[str], url: str, _: Path) -> None:
-    """The task that the page warns about runs; here parent and child are one process."""
+    """Run the task that the page warns about; here parent and child are one process."""
     (text,) = texts
     engine, app = create_engine(alchemy_url(url)), Horsies(url)
     database = SimpleNamespace(engine=lambda: engine)

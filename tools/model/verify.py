@@ -1,9 +1,9 @@
 """Verify the protocols of liveness, claims, transactions and parked runs with the model checker SPIN.
 
-`python -m tools.model.verify` checks every property of the models beside this file in all reachable states,
-then removes one rule of the protocols after another and requires a counterexample each time. `--quick` checks
-smaller models, `--explain MACRO` prints the counterexample without that rule.
-SPIN (package `spin`) and a C compiler must be installed. docs/internals/liveness.md describes the models.
+`python -m tools.model.verify` checks every property of the models in this folder in all reachable
+states, then removes one rule of the protocols after another and requires a counterexample each time.
+`--quick` checks smaller models, `--explain MACRO` prints the counterexample without that rule. SPIN
+(package `spin`) and a C compiler must be installed. docs/internals/liveness.md describes the models.
 """
 
 from __future__ import annotations

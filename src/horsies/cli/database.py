@@ -118,7 +118,7 @@ def _address(config: PostgresConfig) -> str:
     try:
         return resolve_url(config.database_url)
     except ConfigurationError as error:
-        error.location = None  # the database URL is wrong, not a line of code
+        error.location = None  # the mistake is in the database URL, not in code
         raise
 
 

@@ -104,7 +104,7 @@ def _name_database() -> None:
 
 
 def _prepare_database(locator: str | None) -> None:
-    """Import the application once, reach its database and bring the tables up to date.
+    """Import the application once, connect to its database and bring the tables up to date.
 
     A private PostgreSQL belongs to this process from now on: it runs until this process ends, however
     often the worker restarts.

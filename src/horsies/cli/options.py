@@ -143,7 +143,7 @@ def named_database(database_url: str | None, **fields: Any) -> PostgresConfig:
         named = {} if database_url is None else {"database_url": database_url}
         return postgres.PostgresConfig.from_env(**named, **fields)
     except HorsiesError as error:
-        error.location = None  # the command line or the environment is wrong, not a line of code
+        error.location = None  # the mistake is in the command line or the environment, not in code
         if error.code is ErrorCode.BROKER_INVALID_URL:
             error.help_text = "name the application, or pass --database-url postgresql://..."
         raise

@@ -69,7 +69,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 ReasonOption = Annotated[
     str | None, typer.Option(help="The reason, recorded with your name; see `horsies history`.")
 ]
-# A lock was not free in time, a statement took too long: the database is reachable.
+# The database is reachable, but a lock was not free in time, or a statement took too long.
 _LIMITED = ("55P03", "57014")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _NAMED = re.compile(rf"({_NAME.pattern})=(.*)", re.DOTALL)
@@ -224,7 +224,7 @@ def unwrap_or_exit(done: BrokerResult[T]) -> T:
 
 def _as_exception(error: BrokerOperationError) -> HorsiesError:
     if isinstance(error.exception, HorsiesError):
-        error.exception.location = None  # the database URL is wrong, not a line of code
+        error.exception.location = None  # the mistake is in the database URL, not in code
         return error.exception
     if error.retryable and getattr(error.exception, "sqlstate", None) in _LIMITED:
         exit_with(error.message, EXIT_FAILED)

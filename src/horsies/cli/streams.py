@@ -14,7 +14,7 @@ from typing import Any
 
 @contextmanager
 def usable_streams() -> Iterator[None]:
-    """Let a command write to its streams, even if their other side is gone."""
+    """Let a command write to its streams, even if their reader is gone."""
     _open_missing_streams()
     for name in ("stdout", "stderr"):
         setattr(sys, name, _outliving_its_reader(getattr(sys, name)))

@@ -75,7 +75,7 @@ class AsyncDurable:
 
     @property
     def task_id(self) -> str:
-        """The id of the run, which is that of its task."""
+        """The id of the run, which is the id of its task."""
         return self._run.fence.task_id
 
     @overload

@@ -79,7 +79,7 @@ class Durable:
 
     @property
     def task_id(self) -> str:
-        """The id of the run, which is that of its task: for ``app.signal``, for example."""
+        """The id of the run, which is the id of its task; use it with ``app.signal``, for example."""
         return self._run.fence.task_id
 
     # Steps
@@ -257,7 +257,8 @@ class Durable:
     @overload
     def start(self, task: StartableFlow[T], /) -> Child[T]: ...
     def start(self, task: Any, /, *args: Any, **kwargs: Any) -> Child[Any]:
-        """Send a task, or start a durable function or a workflow, exactly once: its record commits with it.
+        """Send a task, or start a durable function or a workflow, exactly once: the child is stored in
+        the same transaction as the step that starts it.
 
         A child that has not ended is cancelled with its run; ``ctx.with_options(detached=True).start(...)``
         starts one that continues.
@@ -300,8 +301,9 @@ class Durable:
     ) -> Child[Any] | str:
         """Wait for the first of several children and signals, given by their names, and return it.
 
-        The child has ended, and the signal can be taken without a wait. If several have come, the first in
-        the order of the arguments is returned. After `timeout` it raises StepFailed with WAIT_TIMEOUT.
+        The child has ended, and the signal can be taken without a wait. If several have ended or
+        arrived, the first in the order of the arguments is returned. After `timeout` it raises
+        StepFailed with WAIT_TIMEOUT.
 
         Example:
             first = ctx.wait_any(ctx.start(fast, 7), ctx.start(slow, 7), "cancel", timeout=60)

@@ -124,8 +124,9 @@ class Engine:
         return Called(value, error, (time.perf_counter_ns() - started) // 1_000)
 
     def _transact(self, name: str, call: Call) -> Called:
-        """Call the function in a transaction, again after a conflict or a lost session: its effects were
-        rolled back. If only the answer to COMMIT was lost, the second call finds the record of the first.
+        """Call the function in a transaction. After a conflict or a lost session its effects are rolled
+        back, and it is called again. If only the answer to COMMIT was lost, the second call finds the
+        record of the first.
         """
         started = time.perf_counter_ns()
 

@@ -482,7 +482,9 @@ class Run:
 
 
 def limited(run: Run, seconds: float) -> Effects[None]:
-    """Store when a run ends at the latest, unless an earlier call has; a worker cancels it then."""
+    """Store the deadline of the run, unless an earlier call has stored it; at the deadline a worker
+    cancels the run.
+    """
     worker_id, task_id, generation, _ = run.fence
     rows: list[LimitedRun] = yield limit_run(worker_id, task_id, generation, seconds)
     if not rows:

@@ -193,7 +193,7 @@ _form_of = lru_cache(maxsize=256)(_new_form)  # building a form takes millisecon
 
 
 def base_name(given: str | None, function: StepFunction) -> str:
-    """The name of a step without its occurrence: the given one, or that of its function."""
+    """The name of a step without its occurrence: the given name, or the name of its function."""
     return checked_name(given) if given is not None else _own_name(function.name)
 
 

@@ -64,7 +64,7 @@ class Keys:
     configured: Sequence[str] | None = None
 
     def list(self, queue: str, *, limit: int = LIST_LIMIT) -> BrokerResult[States]:
-        """Return the keys that were changed manually, have tasks in flight or due tasks.
+        """Return the keys that were changed manually, and those with tasks in flight or due tasks.
 
         Paused keys come first, then those with the most due tasks. At most `limit` keys are read, up to
         1,000; use ``get`` for one of very many keys.

@@ -14,7 +14,7 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 
 
 class AttemptLog(NamedTuple):
-    """The first lines of an attempt, how many were left out behind them, and the last lines.
+    """The first lines of an attempt, the number of lines left out after them, and the last lines.
 
     A run of a durable function that was parked has several logs, one for each time that it ran in a
     process.

@@ -243,7 +243,7 @@ def in_place_of_broker(app: Horsies, broker: InMemoryBroker) -> Iterator[None]:
 
 
 def _replace_beneath(newest: object, broker: InMemoryBroker) -> None:
-    """Let the block opened inside this one, which exits later, restore the broker from before this one."""
+    """An inner block that exits after this one restores the broker from before this block."""
     while isinstance(newest, InMemoryBroker):
         if newest.replaced is broker:
             newest.replaced = broker.replaced

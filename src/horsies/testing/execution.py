@@ -188,7 +188,8 @@ class Execution:
 
 @contextmanager
 def _running_globally(task: CurrentTask | None) -> Iterator[None]:
-    """Make this the process-wide task, which threads see; None leaves the choice to the context."""
+    """Make this the process-wide running task, which other threads see; with None, the context decides.
+    """
     _running.append(task)
     set_running_task(task)
     try:

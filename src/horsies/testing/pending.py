@@ -212,7 +212,7 @@ class _Pending:
         return fired
 
     def _leaves(self, task: ClaimedTask) -> bool:
-        """Return a task that the application does not define to its queue, as a worker does."""
+        """Return a task to its queue if the application does not define it, as a worker does."""
         if self._app.get_task(task.task_name) or task.task_name in BUILTIN_TASKS:
             return False
         self._unknown.append(task.task_name)
@@ -220,7 +220,8 @@ class _Pending:
         return True
 
     def _waits_for_its_code(self, task: ClaimedTask) -> bool:
-        """Return a run whose arguments do not fit to its queue, as a worker does if steps are recorded."""
+        """Return a run to its queue if its arguments do not fit, as a worker does if steps are recorded.
+        """
         if not self._pipeline.run([list_steps(task.id)])[0]:
             return False
         self._refused.append(task.id)

@@ -95,7 +95,8 @@ def done(view: View, fallback: str, notice: str, document: Mapping[str, Any]) ->
 
 
 def unwrapped(view: View, result: Result[T, Any], page: str) -> T:
-    """Return a change's value; raise a form's refusal as a redirect, any other as a problem."""
+    """Return a change's value; raise a form's refusal as a redirect, and any other refusal as a problem.
+    """
     if not isinstance(result, Err):
         return result.ok_value
     error = result.err_value
@@ -143,5 +144,5 @@ def keyed_id(view: View) -> str | None:
 
 
 def both(path: str, verb: RouteVerb, handler: Handler) -> tuple[Route, ...]:
-    """A change's routes: for a form, and below ``/api``."""
+    """Return a change's two routes: one for its form, and one below ``/api``."""
     return Route("POST", path, verb, handler), Route("POST", f"/api{path}", verb, handler)

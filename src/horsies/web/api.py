@@ -93,7 +93,7 @@ HISTORY_LIMIT_MAX = 1_000
 MEASURES_MAX = timedelta(days=14)
 # The number of ten-minute steps in 14 days.
 SLOTS_MAX = 2_016
-# Larger documents are not indented, which takes ten times as long and doubles them.
+# Larger documents are not indented, because indentation takes ten times as long and doubles the size.
 INDENTED_MAX = 100_000
 # The most lines of the attention list; with thousands of queues, thousands may need attention.
 ATTENTION_MAX = 200

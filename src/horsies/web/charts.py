@@ -137,7 +137,7 @@ def sparkline(key: str, title: str, values: Sequence[float | None]) -> Markup:
 
 
 def nice_top(highest: float) -> float:
-    """Return the end of a linear axis: a round number, at least 2, whose half is also short."""
+    """Return the end of a linear axis: a round number, at least 2, whose half also has few digits."""
     if highest <= 2:
         return 2.0
     power = 10.0 ** floor(log10(highest))

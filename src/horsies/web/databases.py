@@ -97,7 +97,7 @@ class Listing:
         return await answer_scrape(self._sites, view.request.headers.get("accept", ""))
 
     async def readyz(self, request: Request) -> Response:
-        """Answer 200 if one of the databases can be read; name the others."""
+        """Answer 200 if at least one database can be read; name those that cannot."""
         rows = await asyncio.gather(*(row.current() for row in self._rows.values()))
         down = [row["name"] for row in rows if row["problem"]]
         text = f"cannot be read: {', '.join(down)}" if down else "ready"

@@ -91,7 +91,7 @@ def task_filters_of(view: View) -> TaskFilters:
 
 
 def run_filter_values(view: View) -> dict[str, Any]:
-    """Return the filters that all run lists have, as ``run_filters`` takes them."""
+    """Return the filters common to all run lists, in the form that ``run_filters`` takes."""
     return {
         "status": texts_of(view, "status") or None,
         "name": texts_of(view, "name") or None,

@@ -66,7 +66,7 @@ class Channel:
         self.sample: Sample | None = None
 
     def add(self, news: asyncio.Event) -> None:
-        """Add a viewer; the event is set after every sample."""
+        """Add a viewer; its event is set after every sample."""
         self._news.add(news)
         if self._sampling is None:
             self._sampling = asyncio.create_task(self._keep_sampling())

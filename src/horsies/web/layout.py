@@ -172,7 +172,7 @@ class _Items:
 
 
 def _arrange(items: _Items) -> int:
-    """Order the layers for few crossings, never more than in the nodes' original order."""
+    """Order the layers so that few edges cross, and never more than in the nodes' original order."""
     best, fewest = [row[:] for row in items.rows], _crossings(items)
     for _ in range(_SWEEPS):
         if fewest == 0:

@@ -88,7 +88,7 @@ _RIGHTS: Mapping[OrderVerb, Verb] = {
 }
 _NAMES = {"retry_task": OrderVerb.RETRY_TASKS, "cancel_task": OrderVerb.CANCEL_TASKS}
 
-# Orders that this process carries out, and the lock that lets one run at a time.
+# The orders that this process carries out, and the lock that lets only one of them run at a time.
 _running: dict[str, asyncio.Task[None]] = {}
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 

@@ -174,7 +174,7 @@ class View:
             raise BadRequest("The body is not JSON.") from error
 
     def redirect(self, path: str, notice: str | None = None) -> Response:
-        """Return to a page after a change; the page shows the notice once."""
+        """Redirect to a page after a change; the page shows the notice once."""
         response = RedirectResponse(self.url(path), 303)
         if notice:
             sealed = self.site.signer.sealed("notice", notice, NOTICE_SECONDS)

@@ -175,7 +175,7 @@ class WorkflowSpec(Generic[T]):
         return options if isinstance(options, Err) else await start_async(self, options.value)
 
     def as_child(self, run_id: str) -> NewChild[T]:
-        """Describe a run of this workflow that ``ctx.start`` of a durable function starts."""
+        """Describe a run of this workflow, for ``ctx.start`` in a durable function."""
         return workflow_as_child(self, self.output, run_id)
 
     def __repr__(self) -> str:

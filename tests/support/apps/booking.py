@@ -99,7 +99,7 @@ def book_in_turn(number: int, label: str, tx: TaskTransaction = INJECTED) -> int
 
 @app.task("book_link", retry_policy=AGAIN)
 def book_link(before: int, tx: TaskTransaction = INJECTED) -> int:
-    """One node of a chain under kills."""
+    """One node of a chain whose workers are killed."""
     note()
     insert(tx, before + 1)
     time.sleep(0.002)

@@ -206,7 +206,7 @@ app = make(
 
 
 class Inner(WorkflowDefinition[list[str]]):
-    """Names as the output of a sub-workflow."""
+    """A sub-workflow whose output is a list of names."""
 
     name = "confidential-inner"
     definition_key = "e2e.confidential.inner"

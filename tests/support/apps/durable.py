@@ -401,7 +401,7 @@ def visit(ctx: Durable, number: int) -> list[str]:
 
 @app.durable("begin", retry_policy=AGAIN)
 def begin(ctx: Durable, count: int) -> list[int]:
-    """The first node: the numbers that the map visits."""
+    """The first node returns the numbers that the map iterates over."""
     ctx.step(act, 0, 0.005)
     ctx.tx_step(write, 1, 0.005)
     ctx.sleep(1.05)
@@ -413,7 +413,7 @@ def begin(ctx: Durable, count: int) -> list[int]:
 def finish(
     ctx: Durable, visited: TaskResult[list[TaskResult[list[str], TaskError]], TaskError]
 ) -> list[list[str]]:
-    """The last node: the values of the items, and that of its own step."""
+    """The last node returns the values of the items and the value of its own step."""
     token = ctx.step(act, 0, 0.005)
     ctx.tx_step(write, 1, 0.005)
     ctx.sleep(1.05)

@@ -128,7 +128,7 @@ def maybe(
     a: TaskResult[Any, TaskError] | None = None,
     b: TaskResult[Any, TaskError] | None = None,
 ) -> TaskResult[str, TaskError]:
-    """Return the arrived value as text, or fail."""
+    """Return the received value as text, or fail."""
     if fails:
         return TaskResult(err=TaskError(error_code="NO_LUCK", message="as told"))
     seen = ["none" if one is None else "ok" if one.is_ok() else "err" for one in (a, b)]

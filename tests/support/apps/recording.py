@@ -76,7 +76,7 @@ def noting_stop() -> Iterator[None]:
         write_down("asked to stop")
         before(number, frame)
 
-    signal.signal(signal.SIGTERM, note)  # the child restores its own
+    signal.signal(signal.SIGTERM, note)  # the child restores its own handler
     yield
 
 

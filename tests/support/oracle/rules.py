@@ -276,7 +276,7 @@ class Oracle:
         self.enqueued.append([(node.run.id, node.index, place) for place in chosen])
 
     def _next_item(self, node: Node, *, was_parked: bool) -> None:
-        """A place of ``max_parallel`` is free: the first item that waits for one takes it."""
+        """When a place of ``max_parallel`` becomes free, the first waiting item takes it."""
         if was_parked:
             return
         for work in node.items:

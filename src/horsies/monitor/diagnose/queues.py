@@ -126,7 +126,7 @@ class QueueSituation:
 
 
 def queues_before(queue_name: str, workers: Sequence[WorkerSummary]) -> list[str]:
-    """Return the queues that every live worker on this queue serves before it."""
+    """Return the queues that every live worker on this queue serves before this queue."""
     earlier = [
         set(worker.queues[: list(worker.queues).index(queue_name)])
         for worker in servers_of(queue_name, workers)

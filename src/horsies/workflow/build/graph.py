@@ -277,7 +277,8 @@ def _copies(
     copies = tuple(object.__new__(type(node)) for node in nodes.members)
     by_original = {id(node): copy for node, copy in zip(nodes.members, copies, strict=True)}
     for index, (node, copy) in enumerate(zip(nodes.members, copies, strict=True)):
-        # Written directly into the dictionary, because guarding every attribute would cost 4 µs per node.
+        # The attributes are written directly into the dictionary, because guarding each would cost 4 µs
+        # per node.
         values = vars(copy)
         values.update(vars(node))
         values["waits_for"] = tuple(by_original[id(one)] for one in nodes.waits_for[index])
