@@ -1,4 +1,4 @@
-"""The tasks of ``noop_app.py``, and more that use features which older checkouts do not have."""
+"""The tasks of ``noop_app.py``, and tasks with features that older checkouts do not have."""
 
 from __future__ import annotations
 

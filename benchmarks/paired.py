@@ -77,7 +77,7 @@ def _session(
 
 
 def rotated(names: Sequence[str], places: int) -> list[str]:
-    """Return the names with another one in front, so that none always starts first."""
+    """Return the names with another name in front, so that no side always starts first."""
     first = places % len(names)
     return [*names[first:], *names[:first]]
 

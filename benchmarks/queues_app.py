@@ -1,4 +1,4 @@
-"""The application of the benchmark of queues: five of them, a plain task, and a very short one."""
+"""The application of the benchmark of queues: five queues, a plain task, and a very short task."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ LOCAL_PROCESSES = Path("/proc")
 
 
 def main(children: int, task: str, count: int) -> None:
-    """Start a worker and drain as often as standard input says so."""
+    """Start a worker and run one drain for each line on standard input."""
     app = figures._application()
     with (
         figures._connection() as connection,

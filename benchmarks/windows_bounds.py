@@ -99,7 +99,9 @@ def limited(url: str) -> dict[str, float]:
 
 
 def shared(url: str, *flags: str) -> dict[str, float]:
-    """Three tasks of 4 ms at a time for two workers: the delay of their start, and the smaller share."""
+    """Give two workers three tasks of 4 ms at a time: the delay of their start, and the smaller worker's
+    share.
+    """
     with running(url, 2, 2, *flags) as drain:
         runs = drain(*[TRICKLE] * TRICKLES)
     delays = [run.began_at - run.sent_at for run in runs]

@@ -69,10 +69,10 @@ class Adapter(Protocol):
         """Create the tables or queues, in a database or server that is empty."""
 
     def enqueue(self, task: str, count: int) -> float:
-        """Send tasks one by one, on a connection that is open already."""
+        """Send tasks one by one, on a connection that is already open."""
 
     def enqueue_many(self, task: str, count: int) -> float:
-        """Send tasks by the call for many, or one by one where there is none."""
+        """Send tasks with the peer's bulk call, or one by one if it has none."""
 
     def latencies(self, count: int) -> list[float]:
         """Send a task and wait for its result, over and over; return the seconds of each."""

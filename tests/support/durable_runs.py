@@ -37,7 +37,7 @@ def journal_of(fleet: Fleet) -> dict[str, Counter[tuple[str, str]]]:
 
 
 def info_of(sent: TaskHandle[Any]) -> TaskInfo:
-    """The present state of a run's task."""
+    """The current state of a run's task."""
     found = sent.info().unwrap()
     assert found is not None
     return found

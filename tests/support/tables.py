@@ -117,8 +117,8 @@ def held_connections(fleet: Fleet, connection: Database, name: str) -> int:
     return len(clients) + len(pids - server_pids(fleet.way.url))
 
 
-# The effect of recovery on a dead worker's tasks, by the policy each task was sent with: listed
-# crashes run again, others have failed.
+# The effect of recovery on a dead worker's tasks: a task whose policy lists the crash runs again, any
+# other task has failed.
 RECOVER = """
 WITH dead AS MATERIALIZED (
     SELECT id, retry_count < max_retries AS again FROM horsies_tasks WHERE status = 'RUNNING' FOR UPDATE),

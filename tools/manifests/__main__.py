@@ -97,7 +97,7 @@ def check_the_validators(objects: list[tuple[str, dict[str, Any]]], versions: li
 
 
 def main() -> int:
-    """Print what is refused; return 1 if there is anything."""
+    """Print what is refused; return 1 if anything is."""
     objects = list(manifests())
     versions = [all_versions()[0], all_versions()[-1]]
     check_the_validators(objects, versions)

@@ -87,7 +87,7 @@ def enqueue(task: str, count: int) -> float:
 
 
 def enqueue_many(task: str, count: int) -> float:
-    """Send in the batches of the call for many."""
+    """Send in batches with the bulk call."""
 
     async def run(chancy: Any) -> float:
         started = asyncio.get_running_loop().time()

@@ -47,7 +47,7 @@ def docs(
         return
     entry = _entry_of_code(topic.upper(), pages)
     matches = _matches(topic, list(pages))
-    if entry and (topic.isupper() or not matches):  # a page may be named like a code in lower case
+    if entry and (topic.isupper() or not matches):  # the name of a page may be a code in lower case
         _print(entry)
         return
     match matches:

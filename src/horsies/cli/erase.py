@@ -68,7 +68,7 @@ ArgumentOption = Annotated[
 ]
 WithRunsOption = Annotated[
     bool,
-    typer.Option("--with-runs", help="Take the whole run of a task that belongs to a workflow."),
+    typer.Option("--with-runs", help="Include the whole run of a task that belongs to a workflow."),
 ]
 
 

@@ -35,7 +35,7 @@ def export(
     """Print everything about one person: a JSON object per line, with the kind of the row.
 
     The kinds are task, run, schedule, key and change. A task has its arguments, result, attempts, logs,
-    steps and signals; a task of a workflow brings its whole run. Open tasks are exported too.
+    steps and signals; a task of a workflow comes with its whole run. Open tasks are exported too.
 
     Exit codes: 0 done (even if nothing is found), 1 failure, 4 not an id.
 

@@ -50,7 +50,7 @@ BurstOption = Annotated[
 ]
 WeightOption = Annotated[
     float | None,
-    typer.Option(min=0.01, max=100, help="set: how many start at its turn, on average."),
+    typer.Option(min=0.01, max=100, help="set: how many tasks start at a turn of the key, on average."),
 ]
 ListLimitOption = Annotated[
     int, typer.Option(min=1, max=LIST_LIMIT_MAX, help="list: how many keys to show.")
@@ -83,9 +83,9 @@ def keys(  # noqa: PLR0913, PLR0917
 ) -> None:
     """List the keys of a queue, or show, limit, pause or resume one of them.
 
-    A list has the keys that were changed manually, have tasks in flight or due tasks. Workers on every host
-    start no more tasks of a paused key; running tasks continue, and so do other keys. The limits of set hold
-    for one key instead of those of its queue, until clear.
+    A list has the keys that were changed manually, and those with tasks in flight or due tasks. Workers on
+    every host start no more tasks of a paused key; running tasks continue, and so do other keys. The limits
+    of set apply to one key instead of those of its queue, until clear.
 
     Exit codes: 0 done, 1 failure, 4 no such queue.
 

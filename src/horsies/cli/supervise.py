@@ -77,7 +77,9 @@ class Part:
 
 
 def decide(*, stops: int, has_changed: bool, has_ended: bool) -> Action:
-    """Decide about the parts: a stop has priority, and a change replaces a part that has ended."""
+    """Decide what to do with the parts: a stop has priority, and a change replaces a part that has
+    ended.
+    """
     if stops:
         return "stop"
     if has_changed:

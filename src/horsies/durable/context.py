@@ -326,7 +326,9 @@ class Durable:
 
     @property
     def is_parking(self) -> bool:
-        """Whether the function is unwinding to be parked: ``finally`` blocks run at every park."""
+        """Whether the function is unwinding to be parked: ``finally`` blocks run each time the run is
+        parked.
+        """
         return isinstance(self._run.left, Parked)
 
     # Execution

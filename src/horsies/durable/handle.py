@@ -57,11 +57,11 @@ class DurableStep:
     kind: str
     """The kind of step, such as ``step``, ``sleep`` or ``signal``."""
     result: Any
-    """Its recorded JSON value."""
+    """The recorded JSON value of the step."""
     error: Mapping[str, Any] | None
-    """The code, message and data of its failure, or None."""
+    """The code, message and data of the step's failure, or None."""
     due_at: datetime | None
-    """When its wait ends, for a step that waits."""
+    """When the wait ends, for a step that waits."""
     attempt: int
     """How many times the step was tried."""
     started_at: datetime
@@ -98,23 +98,23 @@ class DurableInfo:
     task_name: str
     """The name of the durable function."""
     status: TaskStatus
-    """The status of its task."""
+    """The status of the run's task."""
     steps: list[DurableStep]
     """The recorded steps, in order."""
     parked_since: datetime | None
-    """When the run was parked, or None while it is not."""
+    """When the run was parked, or None while it is not parked."""
     parked_until: datetime | None
     """The latest time at which the run continues, or None without such a time."""
     signals: list[str]
-    """The names of the signals that it waits for."""
+    """The names of the signals that the run waits for."""
     children: list[str]
-    """The ids of the tasks that it waits for."""
+    """The ids of the tasks that the run waits for."""
     problem: str | None
-    """Why it is held, or None."""
+    """Why the run is held, or None."""
     deadline: datetime | None = None
     """When the run is cancelled if it has not ended, or None without a deadline."""
     missing_key: str | None = None
-    """The id of the key without which some values are shown as ``encrypted``, or None."""
+    """The id of the missing key, if some values are shown as ``encrypted`` without it, or None."""
 
 
 def _shown_error(text: str) -> Mapping[str, Any]:

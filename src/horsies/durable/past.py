@@ -79,7 +79,7 @@ class Past:
         return step
 
     def _visit_tries(self, name: str) -> None:
-        """The failed tries of a step belong to it."""
+        """Mark the failed tries of a step as reached together with the step."""
         number = 1
         while (tried := f"{name}{TRY}{number}") in self._unvisited:
             del self._unvisited[tried]

@@ -320,7 +320,7 @@ class Run:
             yield Pause(left)
 
     def wait_signal(self, signal: object, timeout: float | None) -> Effects[RecordedStep]:
-        """The recorded signal; the run is parked until it comes."""
+        """The recorded signal; the run is parked until the signal arrives."""
         wanted = self._checked_signal(signal)
         name = self.past.name(f"signal:{wanted}")
         limit = self.past.visit(f"{name}{LIMIT}", "limit")

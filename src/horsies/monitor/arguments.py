@@ -29,7 +29,7 @@ class Mask(Protocol):
 
 
 class NoMask:
-    """For people who may read the tables: nothing is hidden."""
+    """The mask for people who may read the tables: nothing is hidden."""
 
     def hides(self, key: str) -> bool:
         return False

@@ -113,7 +113,8 @@ def edit_reason(names: Sequence[str], reason: str | None) -> str:
 
 
 def unmasked(given: Any, shown: Any, stored: Any) -> Any:
-    """Return edited values in which each part that equals the one shown is the stored one.
+    """Return the edited values, in which each part that equals the value shown is replaced by the stored
+    value.
 
     Example:
         >>> unmasked({"a": 2, "card": "hidden"}, {"a": 1, "card": "hidden"}, {"a": 1, "card": 4111})

@@ -500,7 +500,9 @@ def size_samples(sizes: Iterable[TableSize]) -> Iterator[Sample]:
 def split_queues(
     queues: Sequence[QueueOverview],
 ) -> tuple[list[QueueOverview], list[QueueOverview]]:
-    """Return the queues that have their own series, the first by name, and those that share one."""
+    """Return the queues that have their own series (the first by name), and the queues that share one
+    series.
+    """
     if len(queues) <= QUEUES_MAX:
         return list(queues), []
     named = [one for one in queues if one.name != OTHER][:QUEUES_MAX]

@@ -435,7 +435,7 @@ def _cancel_step(order: Order, run_id: str) -> Step:
 
 
 class _RunChange(NamedTuple):
-    """The statement that changes one run, and the answers that mean it did."""
+    """Return the statement that changes one run, and the answers that mean that the run has changed."""
 
     step: Callable[[Order, str], Step]
     answers: Collection[str]

@@ -128,7 +128,9 @@ class TaskReport:
 
 
 def declared_transaction(definition: TaskDefinition | None) -> str | None:
-    """Describe the transaction that a task declares (``tx``); None if it has none, or is not known here."""
+    """Describe the transaction that a task declares (``tx``); None if it has none, or if this program
+    does not know the task.
+    """
     if definition is None or definition.signature.transaction is None:
         return None
     return "Its rows and its outcome commit together (tx)."

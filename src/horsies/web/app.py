@@ -320,7 +320,7 @@ class Dashboard:
         try:
             await self.site.reader.read(read_rows(list_queue_states()))
         except Problem as problem:
-            # The sentence may name hosts and users, and a probe needs no authentication.
+            # The sentence is left out: it may name hosts and users, and a probe needs no authentication.
             return PlainTextResponse(f"not ready: {problem.code}\n", 503)
         return PlainTextResponse("ready\n")
 

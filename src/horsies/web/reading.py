@@ -214,7 +214,7 @@ async def _read(connection: AsyncConnection[Any], script: Script[T], *, logged: 
             return await statement.run_async(connection, params, unpooled)
 
     try:
-        # The settings travel with the first statement of the script, in one round trip.
+        # The settings are sent with the first statement of the script, in one round trip.
         async with connection.pipeline() as pipeline:
             await connection.execute(_BEGIN)
             await connection.execute(_LIMITS)

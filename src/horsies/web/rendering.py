@@ -72,7 +72,8 @@ class Settings:
     is_standalone: bool = False
     # How the viewer is authenticated, for the help page.
     authentication: str = "policy of the application"
-    # The names of all databases that the process shows, and of this one; empty on the list of all.
+    # The names of all databases that the process shows, and the name of this one; empty on the list of
+    # databases.
     databases: tuple[str, ...] = ()
     database: str = ""
 

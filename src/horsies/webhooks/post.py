@@ -18,8 +18,8 @@ from horsies.webhooks.addresses import resolve
 # normally.
 _READ_BYTES = 4_096
 _WHOLE_SECONDS = re.compile(r"\d{1,9}")
-# What resolving, connecting and reading raise when there is no answer; a name that cannot be resolved may
-# also raise UnicodeError.
+# The exceptions that resolving, connecting and reading raise when there is no answer; a name that cannot
+# be resolved may also raise UnicodeError.
 NO_ANSWER = (OSError, http.client.HTTPException, UnicodeError)
 
 

@@ -172,7 +172,7 @@ def replace_descriptors() -> None:
     each(lambda fd: fd == null_fd or os.dup2(null_fd, fd))
 
 
-# Bytes that nobody asked for
+# Unexpected bytes on the connection
 
 
 def write_bytes(data: bytes) -> None:
@@ -280,7 +280,7 @@ def limit_processor_time() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
 
 
-# Threads and processes that stay
+# Threads and processes that outlive their task
 
 
 def leave_thread() -> None:

@@ -1,4 +1,4 @@
-"""An application whose keys have limits. Its tasks write down in a file when they begin and end."""
+"""An application whose keys have limits. Its tasks record in a file when they start and end."""
 
 from __future__ import annotations
 

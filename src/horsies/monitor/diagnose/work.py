@@ -413,7 +413,7 @@ def _long_running(facts: Facts) -> Script[Iterable[Finding]]:
 
 
 def overlong_reasons(task: OverlongTask) -> Iterator[Finding]:
-    """Yield why a listed task should have ended."""
+    """Yield a finding for each listed task that should have ended."""
     found = list(running_reasons(task, f"Task {task.task_name} ({task.id})"))
     yield from found
     if not found:

@@ -180,7 +180,7 @@ def info_script(run_id: str) -> Script[HandleResult[WorkflowInfo]]:
 
 
 def nodes_script(run_id: str) -> Script[HandleResult[list[NodeRow]]]:
-    """Read the nodes of a run; every run has some."""
+    """Read the nodes of a run; every run has at least one."""
     rows: list[NodeRow] = yield read_nodes(run_id)
     return Ok(rows) if rows else no_such_run(run_id)
 

@@ -77,7 +77,7 @@ class HandleErrorCode(StrEnum):
     SIGNAL_NOT_FOUND = "SIGNAL_NOT_FOUND"
     """No node of the run waits for a signal of this name; the message lists the existing names."""
     NOTHING_TO_RETRY = "NOTHING_TO_RETRY"
-    """No node, or not the given one, has failed."""
+    """No node has failed, or the given node has not."""
     WORKFLOW_NOT_RETRYABLE = "WORKFLOW_NOT_RETRYABLE"
     """The run has completed, was cancelled or has expired; or it is part of a run that continued without
     it.
