@@ -42,7 +42,7 @@ def noop(tenant: str = "any") -> TaskResult[None, TaskError]:
 
 @app.task("burst", queue_name="open", key="tenant", retry_policy=AGAIN)
 def burst(tenant: str = "any") -> TaskResult[None, TaskError]:
-    """Do nothing, and be tried again after a crash."""
+    """Do nothing; the task is retried after a crash."""
     return TaskResult(ok=None)
 
 

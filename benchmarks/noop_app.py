@@ -89,13 +89,13 @@ def say() -> TaskResult[None, TaskError]:
 
 @app.task("burst", retry_policy=AGAIN)
 def burst() -> TaskResult[None, TaskError]:
-    """Do nothing, and be tried again after a crash."""
+    """Do nothing; the task is retried after a crash."""
     return TaskResult(ok=None)
 
 
 @app.task("burst_nap", retry_policy=AGAIN)
 def burst_nap() -> TaskResult[None, TaskError]:
-    """Wait for 5 ms, and be tried again after a crash."""
+    """Wait for 5 ms; the task is retried after a crash."""
     time.sleep(0.005)
     return TaskResult(ok=None)
 

@@ -37,7 +37,7 @@ SERIES, CALLS = 300, 200
 # The processor time is that of the parent, the children and the server's processes for the worker.
 METRICS = ("rate", "total_us", "parent_us", "children_us", "server_us")
 
-# Sessions of rounds of figures, by side.
+# The figures of each side, by session and round.
 Found = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
 
 

@@ -37,7 +37,7 @@ def plain() -> TaskResult[None, TaskError]:
 
 @app.task("burst", queue_name="last", retry_policy=AGAIN)
 def burst() -> TaskResult[None, TaskError]:
-    """Do nothing, and be tried again after a crash."""
+    """Do nothing; the task is retried after a crash."""
     return TaskResult(ok=None)
 
 

@@ -25,7 +25,7 @@ TARGET = 0.95
 
 
 def viewers(url: str) -> bool:
-    """Drain in turns without and with ten live viewers, whose server runs on the same machine."""
+    """Drain alternately without and with ten live viewers, whose server runs on the same machine."""
     rates: dict[int, list[float]] = {0: [], VIEWERS: []}
     events = 0
     with _dashboard(url) as address:

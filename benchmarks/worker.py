@@ -147,7 +147,9 @@ def _recycled(here: Checkout, task: str, count: int, target: float | None) -> bo
 
 
 def latency(url: str) -> bool:
-    """Send one task and wait for its result, hundreds of times, against the bare sequence."""
+    """Send one task and wait for its result, hundreds of times, compared with the same sequence in bare
+    SQL.
+    """
     variants: dict[str, Callable[[], dict[str, float]]] = {
         "bare": partial(_bare_latency, url),
         "worker": partial(Checkout(url).measure, "latency", sends=LATENCY_SENDS),

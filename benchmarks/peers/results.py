@@ -33,7 +33,8 @@ class Result:
 
 @dataclass
 class Results:
-    """The results of a run, written to a file one by one: a line with the sizes, then a line each."""
+    """The results of a run, written to a file one by one: a line with the sizes, then a line per result.
+    """
 
     path: Path
     sizes: Sizes

@@ -35,7 +35,7 @@ def has_commit(name: str) -> bool:
 
 
 def other_numbering(directory: Path) -> Path:
-    """Copy this code with another name of its first migration, as before the numbering started again."""
+    """Copy this code with the name that its first migration had before the numbering started again."""
     shutil.copytree(REPOSITORY / "src", directory, ignore=shutil.ignore_patterns("__pycache__"))
     first = directory / Path(MIGRATIONS).relative_to("src") / FIRST
     first.rename(first.with_name(FIRST.replace("schema", "tables")))

@@ -189,7 +189,7 @@ def add_failed(connection: Database, count: int, code: str = "CARD_REFUSED") -> 
 
 
 def resent(connection: Database) -> list[int]:
-    """Return how often each failed task was sent again, as the set of the counts."""
+    """Return the set of counts of how often each failed task was sent again."""
     found = connection.execute(
         "SELECT DISTINCT (SELECT count(*) FROM horsies_tasks AS again "
         "WHERE again.retried_from_task_id = task.id) FROM horsies_tasks AS task "

@@ -50,7 +50,7 @@ async def nap(_: Any, number: int) -> None:
 
 
 async def mark(_: Any, number: int) -> None:
-    """Write down start and end, or crash."""
+    """Record start and end, or crash."""
     await peer.mark_async(number)
 
 

@@ -91,7 +91,7 @@ def nap(number: int) -> None:
 
 @app.task(name="mark")
 def mark(number: int) -> None:
-    """Write down start and end, or crash."""
+    """Record start and end, or crash."""
     peer.mark(number)
 
 

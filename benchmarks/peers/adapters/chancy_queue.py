@@ -59,7 +59,7 @@ def nap(*, number: int) -> None:
 
 @job()
 def mark(*, number: int) -> None:
-    """Write down start and end, or crash."""
+    """Record start and end, or crash."""
     peer.mark(number)
 
 

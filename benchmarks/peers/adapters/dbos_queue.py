@@ -49,7 +49,7 @@ def nap(number: int) -> None:
 
 @DBOS.workflow(name="mark")
 def mark(number: int) -> None:
-    """Write down start and end, or crash."""
+    """Record start and end, or crash."""
     peer.mark(number)
 
 

@@ -63,7 +63,7 @@ def nap(number: int) -> None:
 
 @dramatiq.actor
 def mark(number: int) -> int:
-    """Write down start and end, or crash."""
+    """Record start and end, or crash."""
     peer.mark(number)
     return number
 

@@ -51,7 +51,7 @@ async def nap(number: int) -> None:
 
 @job(queue="default")
 async def mark(number: int) -> None:
-    """Write down start and end, or crash."""
+    """Record start and end, or crash."""
     await peer.mark_async(number)
 
 

@@ -54,7 +54,7 @@ async def nap(number: int) -> None:
 
 @app.task(name="mark")
 async def mark(number: int) -> None:
-    """Write down start and end, or crash."""
+    """Record start and end, or crash."""
     await peer.mark_async(number)
 
 

@@ -53,7 +53,7 @@ def nap(number: int) -> None:
 
 
 def mark(number: int) -> None:
-    """Write down start and end, or crash."""
+    """Record start and end, or crash."""
     peer.mark(number)
 
 

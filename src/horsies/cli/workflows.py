@@ -436,7 +436,7 @@ def _line(line: Line) -> Text:
 
 
 def _symbols() -> Symbols:
-    """Return symbols that standard output's encoding has."""
+    """Return symbols that the encoding of standard output can represent."""
     drawn = "".join([*SYMBOLS.statuses.values(), SYMBOLS.branch, SYMBOLS.arrow, SYMBOLS.gap])
     try:
         drawn.encode(output_encoding())

@@ -272,10 +272,12 @@ class Durable:
     def on_cancel(
         self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Register a clean-up step: it is called if the run is cancelled later, the newest one first.
+        """Register a clean-up step, which is called if the run is cancelled later, the newest clean-up
+        step first.
 
-        Register it before the step that it undoes: a cancel interrupts the running step, so it may find
-        the effect there or not. A failure of a clean-up step is recorded, and the next one is called.
+        Register it before the step that it undoes: a cancel interrupts the running step, so the clean-up
+        step may or may not find the effect. A failure of a clean-up step is recorded, and the next one
+        is called.
 
         Example:
             ctx.on_cancel(release_stock, order_id)

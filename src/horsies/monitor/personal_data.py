@@ -81,7 +81,7 @@ def find_script(wanted: Wanted) -> Script[PersonalData]:
 
 
 def sorted_script(ids: Sequence[str]) -> Script[PersonalData]:
-    """Divide ids into those of tasks, of parts of runs, and the roots of these runs."""
+    """Divide ids into the ids of tasks and of parts of runs, and find the roots of these runs."""
     roots: dict[str, str] = {}
     for chunk in _chunks(ids):
         rows: list[RootOf] = yield read_roots(chunk)

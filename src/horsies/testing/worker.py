@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 from horsies.logs import DESCRIPTOR_VARIABLE, EventName
 
-# Read by ``worker_app``.
+# Environment variables that ``worker_app`` reads.
 APP_VARIABLE = "HORSIES_TESTING_APP"
 DATABASE_VARIABLE = "HORSIES_TESTING_DATABASE_URL"
 # A wait this long has failed; a wait that succeeds ends earlier.

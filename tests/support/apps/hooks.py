@@ -1,4 +1,4 @@
-"""An application whose children run start hooks; the environment says which of them fails."""
+"""An application whose children run start hooks; the environment determines which of them fails."""
 
 from __future__ import annotations
 

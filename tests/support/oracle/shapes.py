@@ -31,7 +31,7 @@ class NodeShape:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RunShape:
-    """One run: nodes in their order, and when it is a success."""
+    """One run: its nodes in order, and the conditions of its success."""
 
     nodes: tuple[NodeShape, ...]
     on_error: str = "fail"

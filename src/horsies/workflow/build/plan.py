@@ -74,7 +74,7 @@ class HasGraph(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """The node in another run that a run belongs to."""
+    """The node, in a parent run, that a run belongs to."""
 
     workflow_id: str
     task_index: int

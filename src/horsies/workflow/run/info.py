@@ -153,7 +153,7 @@ class WorkflowTaskInfo:
     task_id: str | None = None
     """The id of the node's task."""
     retry_count: int = 0
-    """How many retries its task has used."""
+    """How many retries the node's task has used."""
     enqueued_at: datetime | None = None
     """When the node's task became claimable."""
     sub_workflow_status: WorkflowStatus | None = None
