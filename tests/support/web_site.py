@@ -97,7 +97,7 @@ def dashboard_of(policy: Policy | None = None, **settings: Any) -> Dashboard:
 
 
 class Elements(HTMLParser):
-    """The links of a page, and those of its attributes that a strict policy forbids.
+    """The addresses in a page, and those of its attributes that a strict policy forbids.
 
     The changes `at_once` are those that a first click makes: their forms are not behind another button.
     """

@@ -113,7 +113,7 @@ def enqueue(task: str, count: int) -> float:
     return peer.send_each(send, count)
 
 
-# Send one by one: a group is not a bulk call.
+# There is no bulk call: a group sends its signatures one by one.
 enqueue_many = enqueue
 
 

@@ -80,7 +80,7 @@ def enqueue(task: str, count: int) -> float:
     return peer.send_each(TASKS[task].send, count)
 
 
-# Send one by one: a group is not a bulk call.
+# There is no bulk call: a group sends its messages one by one.
 enqueue_many = enqueue
 
 
