@@ -45,9 +45,7 @@ def slots(
 
 
 def is_slot(pattern: Any, local: datetime) -> bool:
-    """A time that the clock shows twice counts once, the first time, unless the pattern fires in every
-    hour.
-    """
+    """A repeated time counts once, the first time, unless the pattern steps through the hours."""
     return matches(pattern, local) and (local.fold == 0 or goes_through_hours(pattern))
 
 

@@ -54,7 +54,7 @@ def eat_in_threads(threads: int, step_mb: int) -> str:
 
 @app.task("quick", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"]))
 def quick(number: int) -> int:
-    """A task that may wait in a child behind tasks of the same name."""
+    """A task that may wait in a child behind the running one."""
     return number
 
 
