@@ -69,8 +69,7 @@ class Fleet:
             process.wait(60)
 
     def processor_seconds(self) -> dict[str, float]:
-        """The processor seconds that the server, and the workers with their children, have used so far.
-        """
+        """The processor seconds that the server, and the workers with their children, have used so far."""
         workers = [psutil.Process(one.pid) for one in self.processes if one.poll() is None]
         return {
             "server": used_seconds(self._server),

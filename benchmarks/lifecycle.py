@@ -53,8 +53,7 @@ def load(connection: Connection[Any], count: int) -> None:
 
 
 def two_commits(connection: Connection[Any], batch: int, count: int) -> float:
-    """Drain this many loaded tasks, with separate commits of claim and finish; return tasks per second.
-    """
+    """Drain this many loaded tasks, with separate commits of claim and finish; return tasks per second."""
     started = time.perf_counter()
     done = 0
     pipeline = Pipeline(connection)
@@ -66,8 +65,7 @@ def two_commits(connection: Connection[Any], batch: int, count: int) -> float:
 
 
 def one_turn(connection: Connection[Any], batch: int, count: int) -> float:
-    """Drain this many loaded tasks, with finish and claim in one transaction; return tasks per second.
-    """
+    """Drain this many loaded tasks, with finish and claim in one transaction; return tasks per second."""
     started = time.perf_counter()
     done = 0
     claimed: list[ClaimedTask] = []

@@ -33,8 +33,7 @@ class Result:
 
 @dataclass
 class Results:
-    """The results of a run, written to a file one by one: a line with the sizes, then a line per result.
-    """
+    """The results of a run, written to a file one by one: a line with the sizes, then a line per result."""
 
     path: Path
     sizes: Sizes

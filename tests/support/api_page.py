@@ -295,8 +295,7 @@ def _fields(module: str, node: ast.ClassDef) -> list[Member]:
 
 
 def _is_shown(field: ast.AnnAssign) -> bool:
-    """Whether a caller can set or read a field: it is neither private nor set only by the class itself.
-    """
+    """Whether a caller can set or read a field: it is neither private nor set only by the class itself."""
     name = ast.unparse(field.target)
     made_inside = field.value is not None and "init=False" in ast.unparse(field.value)
     return not (name.startswith("_") or made_inside or name == "no_argument")

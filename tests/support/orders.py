@@ -15,8 +15,7 @@ HASH_SEEDS = ("1", "2", "3")
 
 
 def reordered(value: Any, random: Random) -> Any:
-    """Return an equal value whose dicts and sets were filled in another order; lists keep their order.
-    """
+    """Return an equal value whose dicts and sets were filled in another order; lists keep their order."""
     if isinstance(value, dict):
         names = random.sample(list(value), len(value))
         return {name: reordered(value[name], random) for name in names}

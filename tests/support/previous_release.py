@@ -43,8 +43,7 @@ def other_numbering(directory: Path) -> Path:
 
 
 def next_release(directory: Path) -> Path:
-    """The release after the previous one: this code, with more migrations if both have the same schema.
-    """
+    """The release after the previous one: this code, with more migrations if both have the same schema."""
     has_older = next(_older_commits(), None) is not None
     return REPOSITORY / "src" if has_older else later_release(directory)
 

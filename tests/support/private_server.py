@@ -1,5 +1,4 @@
-"""A private PostgreSQL of one test process: it can be stopped and started again, and asks for passwords.
-"""
+"""A private PostgreSQL of one test process: it can be stopped and started again, and asks for passwords."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ class PrivateServer:
         self._server.stop()
 
     def crash(self) -> None:
-        """Stop the server like a crash: nothing is finished, and the log is replayed at the next start.
-        """
+        """Stop the server like a crash: nothing is finished, and the log is replayed at the next start."""
         server = self._server
         command = [server.bin_path / "pg_ctl", "-w", "-m", "immediate", "-D", server.pgdata, "stop"]
         subprocess.run(command, check=True, user=server.system_user, stdout=subprocess.DEVNULL)
@@ -116,8 +114,7 @@ class PrivateServer:
 
 
 def _signal_each(pids: Iterable[int], number: signal.Signals) -> None:
-    """Signal the processes, except those that have just ended, for example because a session was closed.
-    """
+    """Signal the processes, except those that have just ended, for example because a session was closed."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -19,8 +19,7 @@ THROUGH_PGBOUNCER = os.environ.get("HORSIES_TEST_POOLER") == "1"
 
 
 def routed(database_url: str) -> AbstractContextManager[Route]:
-    """The connection route of this run's producers and workers: direct, or through a transaction pooler.
-    """
+    """The connection route of this run's producers and workers: direct, or through a transaction pooler."""
     return pooled_route(database_url) if THROUGH_PGBOUNCER else nullcontext(Route(database_url))
 
 

@@ -48,8 +48,7 @@ BEGIN PERFORM pg_advisory_xact_lock_shared({GATE}); RETURN NEW; END $$"""
 
 @contextmanager
 def closed_gate(connection: Database, point: str = "commit") -> Iterator[None]:
-    """Tasks wait inside their INSERT, or in COMMIT after the outcome is recorded, until ``open_gate``.
-    """
+    """Tasks wait inside their INSERT, or in COMMIT after the outcome is recorded, until ``open_gate``."""
     close_gate(connection, point)
     try:
         yield
@@ -112,8 +111,7 @@ def bookings(connection: Database) -> list[int]:
 
 
 def assert_effects_match(connection: Database, task_name: str) -> None:
-    """Check that each completed task has one effect and one receipt, and that every other task has none.
-    """
+    """Check that each completed task has one effect and one receipt, and that every other task has none."""
     rows = connection.execute(_DIFFERENCES, (task_name,)).fetchall()
     wrong = [row for row in rows if {row[2], row[3]} != {int(row[1] == "COMPLETED")}]
     assert rows

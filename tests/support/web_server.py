@@ -124,8 +124,7 @@ class Watch:
 
 @contextmanager
 def watched(browser: Browser, server: WebServer, **options: Any) -> Iterator[BrowserContext]:
-    """A fresh browser context on a server; it fails if a tab reports an error or contacts another host.
-    """
+    """A fresh browser context on a server; it fails if a tab reports an error or contacts another host."""
     context = browser.new_context(base_url=server.url, **options)
     watch = Watch()
     context.on("page", watch.follow)

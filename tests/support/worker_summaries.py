@@ -11,8 +11,7 @@ NOW = datetime(2026, 11, 16, 14, 0, tzinfo=UTC)
 
 
 def worker_summary(**columns: Any) -> WorkerSummary:
-    """Return a live worker of the queue mail with two idle children; ``columns`` overrides its columns.
-    """
+    """Return a live worker of the queue mail with two idle children; ``columns`` overrides its columns."""
     live = WorkerSummary(
         worker_id="w/1",
         hostname="vm",

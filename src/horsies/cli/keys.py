@@ -50,7 +50,9 @@ BurstOption = Annotated[
 ]
 WeightOption = Annotated[
     float | None,
-    typer.Option(min=0.01, max=100, help="set: how many tasks start at a turn of the key, on average."),
+    typer.Option(
+        min=0.01, max=100, help="set: how many tasks start at a turn of the key, on average."
+    ),
 ]
 ListLimitOption = Annotated[
     int, typer.Option(min=1, max=LIST_LIMIT_MAX, help="list: how many keys to show.")

@@ -66,8 +66,7 @@ class Call(NamedTuple):
         return within(timeout_ms, partial(self.function, *given, *self.args, **self.kwargs))
 
     async def invoke_async(self, *given: Any) -> Any:
-        """``invoke`` for coroutine functions; a plain function is called too, but blocks the event loop.
-        """
+        """``invoke`` for coroutine functions; a plain function is called too, but blocks the event loop."""
         timeout_ms = self.options.timeout_ms
         if timeout_ms is None or not self.described.is_async:
             value = self.invoke(*given)

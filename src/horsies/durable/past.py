@@ -117,8 +117,7 @@ class Past:
         self.is_cancelled = False
 
     def last_try(self, name: str) -> tuple[int, float]:
-        """Return how many times a step was tried before this call, and the seconds until its next try.
-        """
+        """Return how many times a step was tried before this call, and the seconds until its next try."""
         tries, left_seconds = 0, 0.0
         while (step := self.visit(f"{name}{TRY}{tries + 1}", "try")) is not None:
             tries, left_seconds = tries + 1, step.left_seconds or 0.0

@@ -130,8 +130,7 @@ def _failure_of_result(step: str, error: object) -> Failure:
 
 
 def step_function(function: Any) -> tuple[Callable[..., Any], StepFunction]:
-    """Return the function to call and its description; for a registered task, call the task's function.
-    """
+    """Return the function to call and its description; for a registered task, call the task's function."""
     called = getattr(function, "definition", None)
     if called is not None:
         function = called.function

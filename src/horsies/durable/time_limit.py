@@ -108,8 +108,7 @@ class _TimerOfProcess:
 
 
 class _TimerOfThread:
-    """The limit in any other thread: Python raises the exception between two instructions of the thread.
-    """
+    """The limit in any other thread: Python raises the exception between two instructions of the thread."""
 
     def __init__(self, seconds: float) -> None:
         self._thread = threading.get_ident()

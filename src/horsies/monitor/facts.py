@@ -66,8 +66,7 @@ class Facts:
         return self._known[key]
 
     def share(self, name: str, make: Callable[[], Script[list[T]]]) -> Script[list[T]]:
-        """The result that a script computes from rows, computed once per run and identified by the name.
-        """
+        """The result that a script computes from rows, computed once per run and identified by the name."""
         key = (name, "")
         if key not in self._known:
             self._known[key] = yield from make()

@@ -515,8 +515,7 @@ def _samples_of_others(
     serving: Mapping[str, Sequence[WorkerSummary]],
     series: Mapping[str, Series],
 ) -> Iterator[Sample]:
-    """Sum the queues beyond the first ones; the oldest task and the longest drain represent all of them.
-    """
+    """Sum the queues beyond the first ones; the oldest task and the longest drain represent all of them."""
     if not queues:
         return
     oldest = max((one.oldest_waiting_seconds or 0.0 for one in queues), default=0.0)

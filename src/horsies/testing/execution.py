@@ -188,8 +188,7 @@ class Execution:
 
 @contextmanager
 def _running_globally(task: CurrentTask | None) -> Iterator[None]:
-    """Make this the process-wide running task, which other threads see; with None, the context decides.
-    """
+    """Make this the process-wide running task, which other threads see; with None, the context decides."""
     _running.append(task)
     set_running_task(task)
     try:

@@ -220,8 +220,7 @@ class _Pending:
         return True
 
     def _waits_for_its_code(self, task: ClaimedTask) -> bool:
-        """Return a run to its queue if its arguments do not fit, as a worker does if steps are recorded.
-        """
+        """Return a run to its queue if its arguments do not fit, as a worker does if steps are recorded."""
         if not self._pipeline.run([list_steps(task.id)])[0]:
             return False
         self._refused.append(task.id)

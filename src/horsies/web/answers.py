@@ -95,8 +95,7 @@ def done(view: View, fallback: str, notice: str, document: Mapping[str, Any]) ->
 
 
 def unwrapped(view: View, result: Result[T, Any], page: str) -> T:
-    """Return a change's value; raise a form's refusal as a redirect, and any other refusal as a problem.
-    """
+    """Return a change's value; raise a form's refusal as a redirect, and any other refusal as a problem."""
     if not isinstance(result, Err):
         return result.ok_value
     error = result.err_value

@@ -208,8 +208,7 @@ async def overview(view: View) -> Response:
 
 
 def _shortened(overview: Overview) -> Overview:
-    """Return an overview of the queues and workers that matter most, or of all of them if there are few.
-    """
+    """Return an overview of the queues and workers that matter most, or of all of them if there are few."""
     queues = most_in_need(overview.queues, QUEUES_MAX)
     workers = nsmallest(WORKERS_MAX, overview.workers, key=_is_well)
     return replace(overview, queues=queues, workers=workers)

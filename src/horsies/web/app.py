@@ -305,7 +305,9 @@ class Dashboard:
 
     async def _login(self, request: Request) -> Response:
         self._require_host(request)
-        if request.method != "POST":  # the user reopened the address to which a wrong token was posted
+        if (
+            request.method != "POST"
+        ):  # the user reopened the address to which a wrong token was posted
             return View(self.site, request, Access("")).redirect("/")
         if not isinstance(self.policy, TokenPolicy):
             raise NotFound("There is no login here.")

@@ -38,7 +38,9 @@ async def _reports(view: View) -> list[CheckReport]:
     if not view.query.get("full"):
         try:
             return await view.read(doctor_script(Facts(broker.config.schema_name)))
-        except TookTooLong:  # some checks may be able to read their facts when they run one at a time
+        except (
+            TookTooLong
+        ):  # some checks may be able to read their facts when they run one at a time
             ids = CHEAP_IDS
     done = await asyncio.to_thread(run_doctor, broker, ids)
     if isinstance(done, Err):

@@ -64,8 +64,7 @@ def _undo_cancel(order: Order) -> str:
 
 
 def _is_narrow(tasks: TaskFilters) -> bool:
-    """Whether the order used a filter that would no longer find its tasks, now that they are cancelled.
-    """
+    """Whether the order used a filter that would no longer find its tasks, now that they are cancelled."""
     return bool(
         tasks.error_codes
         or tasks.workers

@@ -274,8 +274,7 @@ class WorkflowMaker:
 
 @contextmanager
 def specs_made(definition_key: str | None) -> Iterator[list[WorkflowSpec[Any]]]:
-    """Collect the specifications created inside the block; the key is given to those without their own.
-    """
+    """Collect the specifications created inside the block; the key is given to those without their own."""
     outer = _build_with.get()
     call = _BuildWith(definition_key)
     token = _build_with.set(call)

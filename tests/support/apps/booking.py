@@ -57,8 +57,7 @@ def rest(label: str) -> None:
 
 
 def note() -> None:
-    """Add a line (task, attempt) to the journal in one write, so that a kill cannot truncate the line.
-    """
+    """Add a line (task, attempt) to the journal in one write, so that a kill cannot truncate the line."""
     task = current_task()
     journal = os.open(os.environ[JOURNAL_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(journal, f"{task.id} {task.attempt}\n".encode())

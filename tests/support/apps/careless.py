@@ -1,5 +1,4 @@
-"""Tasks that fail in every possible way, each with its argument in the exception, the result or the log.
-"""
+"""Tasks that fail in every possible way, each with its argument in the exception, the result or the log."""
 
 from __future__ import annotations
 

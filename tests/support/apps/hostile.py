@@ -201,8 +201,7 @@ def write_half_frame() -> None:
 
 
 def write_foreign_frame() -> None:
-    """Write a whole READY frame of the protocol, which a child sends only once, before its first task.
-    """
+    """Write a whole READY frame of the protocol, which a child sends only once, before its first task."""
     write_bytes(protocol.encode_numbers(FrameKind.READY, os.getpid(), 1))
 
 

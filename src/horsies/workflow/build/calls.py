@@ -299,8 +299,7 @@ def _taken_type(source: AnyNode, annotation: Any) -> Any:
 
 
 def _failure_problem(call: _Call, name: str, source: AnyNode) -> str | None:
-    """Return the problem of a parameter that needs a value from a node that may fail and then has none.
-    """
+    """Return the problem of a parameter that needs a value from a node that may fail and then has none."""
     node, annotation = call.node, call.signature.annotation_of(name)
     if not node.allow_failed_deps or _may_be_open(node):
         return None
