@@ -1,7 +1,7 @@
 """The throughput of async children: ten thousand tasks that sleep one second, in four processes.
 
-One of them blocks its loop for longer than a second; the worker must name it. The seconds are those from the
-first start to the last end.
+One of them blocks its loop for longer than a second; the worker must name this task. The time is
+measured from the first start to the last end.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def turns_per_second(
 
 
 def flush_us(url: str) -> float:
-    """Return how many microseconds a commit waits for the log, by the settings of this database."""
+    """Return how many microseconds a commit waits for the log, with the settings of this database."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TEMPORARY TABLE flushed (number int)")
         waited = _commit_us(connection)
@@ -175,7 +175,7 @@ def capacity(url: str) -> bool:
 
 
 def _calibrate(checkout: Checkout, task: str) -> Cost:
-    """Drain with one worker of few and of many children, alternately."""
+    """Drain alternately with a worker that has few children and with one that has many."""
     runs: dict[int, list[dict[str, float]]] = {CHILDREN: [], MANY_CHILDREN: []}
     for _ in range(ROUNDS):
         for children, found in runs.items():

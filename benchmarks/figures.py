@@ -92,8 +92,9 @@ def mixed(children: int = 8, count: int = 10_000, flags: Sequence[str] = ()) -> 
 def queues(
     situation: str, children: int = 4, count: int = 10_000, flags: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Drain very short tasks of the last of five queues: with the first one in this situation, by a worker
-    of the last one alone (``"one queue"``), or with the tasks spread over all of them (``"five queues"``).
+    """Drain very short tasks of the last of five queues, with the first queue in this situation. In
+    ``"one queue"`` the worker serves only the last queue; in ``"five queues"`` the tasks are spread over
+    all queues.
     """
     app = _application("benchmarks.queues_app")
     served = ("--queues", "last") if situation == "one queue" else ()
@@ -123,7 +124,9 @@ def keys(
     count: int = 10_000,
     flags: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Run this many tasks of a queue while ten times more wait, with a number of keys or without keys."""
+    """Run this many tasks of a queue while ten times more wait, with this number of keys or without
+    keys.
+    """
     app = _application("benchmarks.keys_app")
     function = getattr(app, task)
     worker = running_worker(children, *flags, application="benchmarks.keys_app:app")
@@ -134,7 +137,7 @@ def keys(
                 function.bind(f"tenant {number % max(keys, 1)}") for number in range(10 * count)
             ]
             (function if keys else function.with_options(key=None)).send_many(calls).unwrap()
-        # The hint says that there are tasks with keys.
+        # The hint of the notification says whether the tasks have keys.
         hint, queue = "@" if keys else "", function.definition.queue_name
         return _drained(connection, process, count, queue, hint, waits=_wait_for_attempts)
 

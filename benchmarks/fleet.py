@@ -62,7 +62,7 @@ class Fleet:
                 raise TimeoutError(f"only {living} of {size} workers have started")
 
     def stop(self) -> None:
-        """Stop all workers and wait for their end."""
+        """Stop all workers and wait until they have ended."""
         for process in self.processes:
             process.send_signal(signal.SIGTERM)
         for process in self.processes:

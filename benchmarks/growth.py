@@ -40,7 +40,7 @@ BATCH = 8
 SENDS = 1_000
 OVERVIEWS = 20
 TARGET = 1.1
-# The longest turn allowed next to a session that deletes old tasks.
+# The longest turn allowed while another session deletes old tasks.
 TURN_MS_MAX = 50.0
 # How many tasks run through a table one after the other, to see whether dead rows slow later claims
 # down.
@@ -48,7 +48,7 @@ SUSTAINED = 100_000
 SUSTAINED_STEP = 20_000
 DELETED = 100_000
 
-# The time of a task is in its id; the number keeps ids of one millisecond apart.
+# The time of a task is in its id; the number distinguishes ids of the same millisecond.
 _HISTORY = """
 WITH ended AS (
     SELECT (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '7'

@@ -34,7 +34,7 @@ FROM generate_series(1, %s)
 
 
 def history(url: str) -> bool:
-    """Drain through a worker's turns without children, so that the server's part is all there is to see."""
+    """Drain through a worker's turns without children, so that only the server's part is measured."""
     rates: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
         rates.setdefault("empty table", []).append(_drain(url, _nothing))

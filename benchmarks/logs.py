@@ -1,5 +1,5 @@
-"""The cost of the logs of attempts: without the checks whether they are on, off, on without any line, and on
-with one line for every task.
+"""The cost of the logs of attempts: drains without the checks whether logs are kept, with logs off, on
+but without lines, and on with one line for every task.
 """
 
 from __future__ import annotations

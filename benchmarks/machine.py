@@ -1,4 +1,4 @@
-"""Whether the machine is idle: while other processes use the processors, a figure says nothing."""
+"""Whether the machine is idle: while other processes use the processors, figures are meaningless."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class Machine:
         return used_share(self.idle_clock() - idle, self.clock() - started, self.processors)
 
     def take_mark(self) -> str:
-        """Return the mark of figures that were measured on a busy machine, once; otherwise nothing."""
+        """Return, once, the mark for figures that were measured on a busy machine; otherwise an empty
+        text.
+        """
         was_busy, self.was_busy = self.was_busy, False
         return BUSY_MARK if was_busy else ""
 

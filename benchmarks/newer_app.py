@@ -25,7 +25,7 @@ __all__ = [
 
 @app.task("burst_for", retry_policy=AGAIN)
 def burst_for(seconds: float) -> TaskResult[list[float], TaskError]:
-    """Wait, at most until the time limit; return the time of the start and the seconds."""
+    """Wait at most until the time limit; return the start time and the seconds waited."""
     began_at, started = time.time(), time.perf_counter()
     with suppress(TaskStopped):
         time.sleep(seconds)

@@ -24,7 +24,7 @@ if os.environ.get("HORSIES_BENCH_TRACING") == "off":
 
     remove_checks(TRACING)
 
-# "on" keeps the logs of attempts, "removed" removes the checks for it.
+# "on" keeps the logs of attempts, "removed" removes the checks for this setting.
 _settings: dict[str, Any] = {}
 if os.environ.get("HORSIES_BENCH_LOGS") == "removed":
     from benchmarks.unchecked import LOGS, remove_checks
@@ -70,7 +70,7 @@ if _setting == "memory limit":
 
 # The nodes of a chain.
 STEPS = 5
-# A child may hold several tasks that are tried again after a crash.
+# A child may hold several tasks if they are retried after a crash.
 AGAIN = RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"])
 
 
@@ -102,7 +102,7 @@ def burst_nap() -> TaskResult[None, TaskError]:
 
 @app.task("burst_nap_50", retry_policy=AGAIN)
 def burst_nap_50() -> TaskResult[float, TaskError]:
-    """Wait for 50 ms and return the time of the start."""
+    """Wait for 50 ms and return the start time."""
     started = time.time()
     time.sleep(0.05)
     return TaskResult(ok=started)

@@ -1,6 +1,4 @@
-"""The cost of other queues: very short tasks of one queue, together with queues that hold, or held,
-other work.
-"""
+"""The cost of other queues: very short tasks of one queue, while other queues have, or had, work."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Where one server ends: a thousand sessions that listen, send heartbeats, claim and finish like workers,
-from one process and by the statements of workers.
+"""The limits of one server: a thousand sessions that listen, send heartbeats, claim and finish like
+workers, from one process and by the statements of workers.
 
 ``HORSIES_BENCH_SESSIONS=200,1000,5000`` measures other numbers, and ``HORSIES_BENCH_SEND_SECONDS=1`` sends
 once a second. A session takes two to three megabytes of the server's memory. The program that plays the

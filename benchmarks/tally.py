@@ -26,7 +26,7 @@ FLAGS = ("--max-tasks-per-child", "0", "--quiet-tasks")
 
 
 def tally(url: str) -> bool:
-    """Drain in turns without the tally, with it as by default, and with a scraper as well."""
+    """Drain in turn without the tally, with it (the default), and with a scraper as well."""
     kinds = {"no tally": _untallied, "tally": _plain, "tally, scraped": _scraped}
     found = alternate({name: partial(kind, url) for name, kind in kinds.items()}, ROUNDS)
     heading(

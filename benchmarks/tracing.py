@@ -25,7 +25,9 @@ TARGET_US = 0.5
 
 
 def tracing(url: str) -> bool:
-    """Drain in turns without the checks for tracing and as by default; then make the calls in turns."""
+    """Drain in turn without the checks for tracing and with them (the default); then time the calls in
+    turn.
+    """
     kinds = {"no checks": partial(_drain, "off"), "as it is": partial(_drain, "on")}
     found = alternate({name: partial(kind, url) for name, kind in kinds.items()}, ROUNDS)
     heading(
@@ -64,7 +66,9 @@ def _calls() -> dict[str, Callable[[], object]]:
 
 
 def _compare(name: str, call: Callable[[], object]) -> float:
-    """Time the call in turns; return how many µs the checks add to the fastest round."""
+    """Time the call in turn with and without checks; return how many µs the checks add to the fastest
+    round.
+    """
     codes = {
         one: (one.__code__, code_without_checks(one, TRACING)) for one in checked_functions(TRACING)
     }

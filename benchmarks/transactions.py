@@ -20,7 +20,7 @@ TARGETS = (("inside", "apart", 0.90), ("declared", "noop", 0.98))
 
 
 def transactions(url: str) -> bool:
-    """Drain each kind of task in turns."""
+    """Drain each kind of task in turn."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(TABLE)
     here = Checkout(url)

@@ -22,7 +22,7 @@ FREE = {"memory limit": 0.01}
 
 
 def unused(url: str) -> bool:
-    """Drain in turns without a setting, twice, and with each one."""
+    """Drain in turn without a setting (twice) and with each setting."""
     found = compare(url, {one: Side({SETTING_VARIABLE: one}) for one in SETTINGS})
     was_idle = report("unused settings, no-op tasks", found, "none")
     print(f"  one process: {_watch_us():.2f} µs for a task without a limit, all in the parent")

@@ -60,7 +60,7 @@ def drain(
 
 
 def throughput(url: str) -> bool:
-    """Drain with 2, 4 and 8 children against bare SQL with the same batch sizes."""
+    """Compare drains by 2, 4 and 8 children with bare SQL in the same batch sizes."""
     bare: dict[tuple[str, int], list[float]] = {}
     drained: dict[int, list[dict[str, float]]] = {}
     for _ in range(ROUNDS):
@@ -115,7 +115,9 @@ def bare_rate(
 
 
 def recycling(url: str) -> bool:
-    """Drain with children replaced every 100 tasks against never: empty tasks, tasks of 1 ms, windows."""
+    """Compare drains whose children are replaced every 100 tasks or never: empty tasks, tasks of 1 ms,
+    windows.
+    """
     checks = [_recycled(Checkout(url), *one) for one in RECYCLED]
     return all(checks)
 

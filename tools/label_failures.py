@@ -14,7 +14,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
 LAST_FAILED = REPOSITORY / ".pytest_cache" / "v" / "cache" / "lastfailed"
-# More failures than these have one common cause, and repeating them would only take time.
+# More failures than this have one common cause, and repeating them would only take time.
 REPEATED_MAX = 15
 
 

@@ -71,7 +71,7 @@ CLEAN = (
     *("docs/", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "src/horsies/"),
     *("tests/support/", "tools/", "benchmarks/"),
 )
-# Folders of Python beside the package whose docstrings and comments are read too.
+# Folders of Python outside the package whose docstrings and comments are read too.
 BESIDE = ("tests/support", "tools", "benchmarks")
 # Generated from docstrings and messages of other folders.
 GENERATED = ("docs/api.md", "docs/api/", "docs/doctor.md", "docs/explain.md")

@@ -216,7 +216,9 @@ _watching: list[psycopg.Connection[Any]] = []
 
 
 def count_rows(query: str) -> int:
-    """Run a query that counts, on a connection that stays open: it is run twenty times a second."""
+    """Run a counting query on a connection that stays open, because the query runs twenty times a
+    second.
+    """
     if not _watching:
         _watching.append(psycopg.connect(os.environ[DATABASE], autocommit=True))
     row = _watching[0].execute(query.encode()).fetchone()

@@ -130,7 +130,7 @@ class Bench:
         slots: int,
         recycle: int = 0,
     ) -> Iterator[tuple[subprocess.Popen[bytes], list[list[float]]]]:
-        """Run a worker and sample its progress from its start; lend both once that is over."""
+        """Run a worker and sample its progress from its start; then lend the worker and the samples."""
         stop = self.place / "stop"
         stop.unlink(missing_ok=True)
         with ThreadPoolExecutor(1) as pool, self.worker(environment, slots, recycle) as worker:

@@ -110,7 +110,7 @@ def _drop_database(connection: psycopg.Connection[Any], name: str) -> None:
 
 @contextmanager
 def all_servers(place: Path, wanted: set[str]) -> Iterator[Servers]:
-    """Start PostgreSQL and those of Redis and RabbitMQ that are wanted and installed."""
+    """Start PostgreSQL, and Redis and RabbitMQ if they are wanted and installed."""
     with _postgres(place) as url:
         servers = Servers(url)
         servers.described.append(_describe_postgres(url))

@@ -36,7 +36,9 @@ with psycopg.connect() as connection:
 
 @dataclass(frozen=True)
 class Shown:
-    """How to run the code of a page: its address of Redis, what comes before, and what must hold after."""
+    """How to run the code of a page: its Redis address, the code to run before it, and the conditions
+    afterwards.
+    """
 
     after: str
     before: str = ""

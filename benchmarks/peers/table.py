@@ -83,7 +83,7 @@ def steady_rate(samples: Sequence[Sequence[float]]) -> float:
 
 
 def crash_sentence(journal: Sequence[str], state: str, is_alive: bool) -> str:
-    """Describe the outcome of 100 tasks of which one ended its process."""
+    """Describe the outcome of 100 tasks, one of which killed its process."""
     started = [int(line.split()[1]) for line in journal if line.startswith("start")]
     ended = [int(line.split()[1]) for line in journal if line.startswith("end")]
     finished = len(set(ended) - {CRASHING_NUMBER})
@@ -133,7 +133,7 @@ def plain(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def figure_rows(
     measured: Mapping[str, Measured], columns: Sequence[str]
 ) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of the figures."""
+    """Return headings and rows of the figures."""
     rows = [
         [title(peer, found), *(found.cell(COLUMNS[column]) for column in columns)]
         for peer, found in measured.items()
@@ -142,7 +142,7 @@ def figure_rows(
 
 
 def ratio_rows(measured: Mapping[str, Measured]) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of the ratios to Horsies."""
+    """Return headings and rows of the ratios to Horsies."""
     ours = measured[OURS].figures if OURS in measured else {}
     rows = [
         [
@@ -158,7 +158,7 @@ def ratio_rows(measured: Mapping[str, Measured]) -> tuple[list[str], list[list[s
 
 
 def fact_rows(measured: Mapping[str, Measured]) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of the properties that figures do not show."""
+    """Return headings and rows of the properties that figures do not show."""
     rows = [
         [
             peer,

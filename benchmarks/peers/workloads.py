@@ -45,7 +45,8 @@ def naps(bench: Bench) -> Figures:
 def latency(bench: Bench) -> Figures:
     """Send to an idle worker with 4 slots and wait for the result; then add up its idle memory.
 
-    40 tasks before make the worker start all its processes, which some start on demand.
+    40 earlier tasks make the worker start all its processes, because some workers start processes on
+    demand.
     """
     prepared = bench.fresh("latency", "nap", 40)
     with prepared as environment, bench.worker(environment, 4) as worker:
@@ -71,7 +72,7 @@ def sending(bench: Bench) -> Figures:
 
 
 def crash(bench: Bench) -> Figures:
-    """Let 1 of 100 tasks end its process; report the outcome of that task and of the others."""
+    """Let 1 of 100 tasks kill its process; report the outcome of that task and of the others."""
     journal = bench.place / "journal"
     journal.write_text("")
     with bench.fresh("crash") as environment:

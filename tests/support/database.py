@@ -92,7 +92,7 @@ def _fill(url: str, script: str) -> None:
 
 
 def backends(connection: Database, name: str) -> list[int]:
-    """Return the server processes of connections whose application name is like this."""
+    """Return the server processes of connections whose application name matches this pattern."""
     rows = connection.execute(
         "SELECT pid FROM pg_stat_activity "
         "WHERE datname = current_database() AND application_name LIKE %s ORDER BY pid",
@@ -116,7 +116,7 @@ def notify(connection: Database, channel: str, payload: str = "") -> None:
 
 
 def terminate(connection: Database, name: str) -> list[int]:
-    """Cut every connection whose application name is like this, and wait until they are gone."""
+    """Cut every connection whose application name matches this pattern, and wait until they are gone."""
     pids = backends(connection, name)
     connection.execute(
         "SELECT pg_terminate_backend(pid, 5000) FROM unnest(%s::integer[]) AS pid", (pids,)

@@ -41,7 +41,7 @@ def later_release(directory: Path) -> Path:
 
 
 def apply_all_but(connection: Connection[Any], left_out: Migration) -> None:
-    """Migrate as a commit of development that lacks one of the following migrations."""
+    """Migrate like a development commit that lacks one of the following migrations."""
     kept = tuple(one for one in (*migrate._MIGRATIONS, *following()) if one != left_out)
     with patch.object(migrate, "_MIGRATIONS", kept), patch.object(migrate, "_FUNCTIONS", ()):
         migrate.apply_migrations(connection)
@@ -54,8 +54,8 @@ def misplaced(before: Collection[str], after: Collection[str]) -> list[str]:
 
 
 def additions() -> Iterator[tuple[str, list[str], list[str]]]:
-    """Each commit that adds migrations behind the first one, with the files before and after it; first the
-    working tree.
+    """Each commit that adds migrations after the first one, with the files before and after it; first
+    the working tree.
     """
     own = sorted(path.name for path in (REPOSITORY / MIGRATIONS).glob("*.sql"))
     if FIRST in (before := files_at("HEAD")):

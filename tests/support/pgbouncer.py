@@ -54,7 +54,7 @@ class PgBouncer:
         assert program is not None, "pgbouncer is not installed"
         self._server = conninfo_to_dict(database_url)
         database, port = str(self._server["dbname"]), free_port()
-        directory.chmod(0o755)  # the program reads its settings as another user than root
+        directory.chmod(0o755)  # the program reads its settings as a user other than root
         settings = directory / "pgbouncer.ini"
         settings.write_text(
             SETTINGS.format(

@@ -101,7 +101,7 @@ class PrivateServer:
         ]
         command += ["-l", str(data / "log"), "-D", str(data), "start"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        self.start()  # it runs already; this only makes it known
+        self.start()  # the server is already running; this only registers it
 
     def start(self) -> None:
         """Start the server again at the same place."""

@@ -204,7 +204,7 @@ def _forward_with_faults(
 
     with suppress(OSError), source:
         if direction is Direction.QUESTION:
-            # The start of a session has no type, nor has a request to cancel.
+            # The start of a session and a request to cancel are messages without a type.
             target.sendall(source.recv(65536))
         try:
             while data := source.recv(65536):
@@ -221,7 +221,7 @@ def _forward_with_faults(
 
 
 def whole_messages(data: bytes) -> tuple[list[bytes], bytes]:
-    """Split a server's bytes into messages; the last may be incomplete and is the rest."""
+    """Split a server's bytes into messages; an incomplete last message is returned as the rest."""
     messages = []
     while len(data) >= 5 and len(data) > (size := int.from_bytes(data[1:5], "big")):
         messages.append(data[: size + 1])

@@ -44,7 +44,7 @@ def report(log: Path) -> str:
 
 
 def start(notes: Path, site: str) -> subprocess.Popen[bytes]:
-    """Start the server of a reader, and wait until it takes steps; it ends with `stop`."""
+    """Start the server of a reader, and wait until it accepts steps; it ends with `stop`."""
     notes.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (notes / "errors").open("w") as errors:
         command = [sys.executable, "-m", "tests.support.reader_tab", str(notes), site]

@@ -165,7 +165,7 @@ class Reading:
         return self.view() if found else f"The page does not contain: {words}"
 
     def back(self, _: str) -> str:
-        """Return to the page before."""
+        """Return to the previous page."""
         self.tab.go_back()
         return self.view()
 

@@ -23,14 +23,14 @@ APPLICATION = "tests.support.apps.scheduled:app"
 # The variable names a file; while the file exists, the slow workflow is not built.
 GATE_VARIABLE = "HORSIES_TEST_BUILD_GATE"
 
-# How many schedules the application has, and their interval: to send ten thousand tasks takes seconds.
+# How many schedules the application has, and their interval: sending ten thousand tasks takes seconds.
 MANY = int(os.environ.get("HORSIES_TEST_SCHEDULES", "300"))
 MANY_SECONDS = 2 if MANY <= 1_000 else 30
 
 
 def every(seconds: int, name: str, **fields: Any) -> dict[str, Any]:
-    """Return a schedule as JSON: a task that does nothing, due every this many seconds, missed slots
-    caught up.
+    """Return a schedule as JSON: it sends a task that does nothing at this interval, and catches up on
+    missed slots.
     """
     defaults = {"name": name, "task_name": "noop", "catch_up_missed": True}
     return defaults | {"pattern": {"type": "interval", "seconds": seconds}} | fields

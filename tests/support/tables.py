@@ -107,8 +107,8 @@ def wait_until_empty(connection: Database, seconds: float = 60.0) -> None:
 
 
 def held_connections(fleet: Fleet, connection: Database, name: str) -> int:
-    """How many connections our processes have whose application name begins like this: to the server, or
-    to the pooler in front of it. The pooler's own connections do not count.
+    """How many connections with an application name that begins like this our processes hold, to the
+    server or to the pooler in front of it. The pooler's own connections do not count.
     """
     pids = set(backends(connection, f"{name}%"))
     if not fleet.is_pooled:
@@ -176,7 +176,7 @@ DROP TRIGGER e2e_witness ON horsies_tasks; DROP FUNCTION e2e_witness; DROP TABLE
 
 @contextmanager
 def witnessed(connection: Database) -> Iterator[None]:
-    """Have the database itself write down every change of a task's status."""
+    """Have the database itself record every change of a task's status."""
     connection.execute(WITNESS)
     try:
         yield

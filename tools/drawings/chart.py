@@ -9,7 +9,7 @@ from tools.drawings.canvas import Canvas
 
 REPOSITORY = Path(__file__).parents[2]
 TABLE = REPOSITORY / "docs" / "benchmarks.md"
-# The six systems, with the unit that a running task has in each.
+# The six systems, with the unit of execution that a task has in each.
 SYSTEMS = {
     "pgqueuer": "PgQueuer: coroutines, no results",
     "horsies": "Horsies: a process per task",

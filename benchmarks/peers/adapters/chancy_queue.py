@@ -100,7 +100,7 @@ def enqueue_many(task: str, count: int) -> float:
 
 
 def latencies(count: int) -> list[float]:
-    """Poll the state of the job, by the call that waits."""
+    """Poll the state of the job, with the call that waits."""
 
     async def run(chancy: Any) -> list[float]:
         async def call() -> None:

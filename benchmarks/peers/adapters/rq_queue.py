@@ -97,7 +97,7 @@ def crash_state() -> str:
 
 
 def worker_command(slots: int, recycle: int | None) -> Sequence[str]:
-    """Run the pool as a library, which has the tasks imported before it forks."""
+    """Run the pool as a library, so that the tasks are imported before it forks."""
     return peer.worker_of_adapter("rq", slots, recycle)
 
 

@@ -1,3 +1,3 @@
-"""A task module that does not import."""
+"""A task module that cannot be imported."""
 
 raise RuntimeError("the shop is closed")

@@ -1,5 +1,5 @@
 """The application that the workers of these tests run, with a task for everything that a task can do.
-The environment names its database and its journal, and holds its configuration.
+The environment determines its database, its journal and its configuration.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tasks that try to part their effects from their outcome: threads, forks, statements, leftovers."""
+"""Tasks that try to separate their effects from their outcome: threads, forks, statements, leftovers."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How one task ended. An expansion that ended well asks for a run of this id and shape."""
+    """How one task ended. A successful expansion asks for a run with this id and shape."""
 
     place: Place
     state: str
