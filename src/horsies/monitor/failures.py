@@ -1,8 +1,8 @@
 """Failed attempts grouped by fingerprint: the task, the error code, the exception class and its place.
 
 The groups come from the newest 20,000 attempts; at most 2,000 failed attempts among them are read. The
-first time of a group, and a group on its own page, come from the index on fingerprints, so both cover
-all attempts on record.
+time at which a group was first seen, and a single group, are read through the index on fingerprints, so
+both cover all attempts on record.
 """
 
 from __future__ import annotations

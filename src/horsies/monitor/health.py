@@ -59,7 +59,7 @@ class WorkerPong:
     hostname: str
     """Its host."""
     pid: int
-    """The process id of its parent process."""
+    """The process id of the worker's parent process."""
     latency_ms: float
     """How long the response took."""
 

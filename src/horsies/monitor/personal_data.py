@@ -1,8 +1,8 @@
 """Personal data: the tasks, runs and schedules about one person, found by a key or an argument.
 
 The search reads all tasks, a window at a time. A key is the key of a task (``key=``), its idempotency
-key, or the key of a run. Arguments of any size are searched, those of nodes that never ran and those of
-schedules included.
+key, or the key of a run. Arguments of any size are searched, including those of nodes that never ran and
+of schedules.
 """
 
 from __future__ import annotations

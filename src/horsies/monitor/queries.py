@@ -94,7 +94,7 @@ class TaskFilters:
 
     ``since`` (inclusive) and ``until`` (exclusive) bound the send time. ``after`` is the id to continue
     from. ``workers`` are ids or host names. A ``search`` covers the arguments of the newest 20,000
-    tasks; it ignores a ``fingerprint``, that of the final failure.
+    tasks; it ignores ``fingerprint``, which is the fingerprint of the final failure.
     """
 
     statuses: Sequence[TaskStatus] = ()

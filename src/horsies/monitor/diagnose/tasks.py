@@ -32,7 +32,7 @@ from horsies.words import counted, first_sentence, lasting
 
 # The reason recorded with a pause that was caused by a failed task.
 _HALTED = re.compile(r"task [0-9a-f-]{36} failed: ")
-# How long after the loss of a worker it is still reported.
+# How long the loss of a worker is still reported.
 LOSS_SHOWN_SECONDS = 600.0
 # A running task without a heartbeat for this long is suspicious; its start counts as a heartbeat.
 HEARTBEAT_SECONDS = 300.0
@@ -576,7 +576,9 @@ def silent_reasons(owner: WorkerSummary | None) -> Iterator[Finding]:
 
 
 def running_reasons(task: TaskFacts | OverlongTask, who: str = "It") -> Iterator[Finding]:
-    """Yield why a running task should have ended: its time limit, or missing heartbeats."""
+    """Yield a finding if a running task should have ended: its time limit has passed, or heartbeats are
+    missing.
+    """
     limit, subject = _limit(task), Subject("task", task.id, task.task_name)
     if limit is not None and limit < task.looked_at:
         yield finding(
