@@ -131,7 +131,7 @@ Outcome: TypeAlias = tuple[str | None, Failure | None]
 
 
 class NewChild(NamedTuple, Generic[T_co]):
-    """How a child is started and its result read; ``outcome`` is set for workflows only."""
+    """How a child is started and how its result is read; ``outcome`` is set for workflows only."""
 
     name: str
     results: ResultCodec

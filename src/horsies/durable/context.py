@@ -112,8 +112,8 @@ class Durable:
     ) -> T:
         """A step whose rows and record commit together: its effects happen exactly once.
 
-        The function takes a TaskTransaction first and writes through ``tx.connection``. After a conflict
-        with another transaction it is called again.
+        The function takes a TaskTransaction as its first argument and writes through ``tx.connection``.
+        After a conflict with another transaction it is called again.
 
         Example:
             def book(tx: TaskTransaction, order_id: int) -> None:
@@ -136,8 +136,8 @@ class Durable:
         the run is cancelled.
 
         After ``timeout_ms`` TaskStopped is raised in the function of the step, and this try fails with
-        STEP_TIMEOUT. Waits of up to 5 seconds between two tries stay in the process; for a longer one the
-        run is parked.
+        STEP_TIMEOUT. Waits of up to 5 seconds between two tries stay in the process; for a longer wait
+        the run is parked.
 
         Example:
             again = RetryPolicy.fixed([1, 60], auto_retry_for=[OSError, "STEP_TIMEOUT"])
@@ -303,8 +303,8 @@ class Durable:
     ) -> Child[Any] | str:
         """Wait for the first of several children and signals, given by their names, and return it.
 
-        The child has ended, and the signal can be taken without a wait. If several have ended or
-        arrived, the first in the order of the arguments is returned. After `timeout` it raises
+        A returned child has ended, and a returned signal can be taken without a wait. If several have
+        ended or arrived, the first in the order of the arguments is returned. After `timeout` it raises
         StepFailed with WAIT_TIMEOUT.
 
         Example:
@@ -315,10 +315,10 @@ class Durable:
         return self._perform(self._run.wait_any(events, seconds))
 
     def continue_as(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Continue the run at once with new arguments and an empty record; this call ends.
+        """Continue the run immediately with new arguments and an empty record; this call ends.
 
-        For runs without an end: a record has at most 10,000 steps. The run keeps its id, its key and its
-        stored signals. Children of the old record are no longer cancelled with it.
+        Use it for runs without an end, because a record has at most 10,000 steps. The run keeps its id,
+        its key and its stored signals. Children of the old record are no longer cancelled with it.
 
         Example:
             ctx.sleep(timedelta(hours=1))

@@ -1,8 +1,8 @@
 """Does what the scripts of a run yield: statements, pauses and the functions of steps.
 
-Statements are repeated after a lost connection. That is harmless: a step is recorded once, and its record is
-found again. A database that does not come back within ``PATIENCE_SECONDS`` parks the run: its worker stores
-that when it reaches the database again.
+Statements are repeated after a lost connection. That is harmless: a step is recorded once, and its
+record is found again. A database that does not come back within ``PATIENCE_SECONDS`` parks the run: its
+worker stores this as soon as it reaches the database again.
 """
 
 from __future__ import annotations

@@ -165,7 +165,9 @@ class Run:
     def new_step(
         self, call: Call, name: str, kind: str, beside: Collection[str] = ()
     ) -> Effects[Any]:
-        """Call the function, again while its policy says so, and record its value or its failure."""
+        """Call the function, repeat the call as its retry policy allows, and record its value or its
+        failure.
+        """
         tries, left_seconds = self.past.last_try(name)
         self.past.admit(name, beside)
         if left_seconds > 0:

@@ -57,7 +57,7 @@ class Failure(NamedTuple):
         return StepFailed(step, self.code, self.message, self.data)
 
 
-# Decides the code of an exception by the mappers of the task and the application.
+# Determines the error code of an exception with the mappers of the task and the application.
 CodeOf = Callable[[BaseException], BuiltInTaskCode | str]
 
 

@@ -50,7 +50,7 @@ def within(timeout_ms: int, function: Callable[[], T]) -> T:
 
 
 async def within_async(timeout_ms: int, awaitable: Awaitable[T]) -> T:
-    """``within`` for a coroutine, which is cancelled."""
+    """``within`` for a coroutine, which is cancelled at the limit."""
     limit = asyncio.timeout(timeout_ms / 1000)
     try:
         async with limit:
