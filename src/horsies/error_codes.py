@@ -30,7 +30,7 @@ class OperationalErrorCode(StrEnum):
     WORKER_STOPPED = "WORKER_STOPPED"
     """The worker was stopped before the task ended."""
     BROKER_ERROR = "BROKER_ERROR"
-    """The result could not be read from the database; the task itself may be fine."""
+    """The result could not be read from the database; the task itself may have succeeded."""
     WORKER_RESOLUTION_ERROR = "WORKER_RESOLUTION_ERROR"
     """For ``unknown_task_grace_ms``, no worker of the queue has had a task with that name."""
     WORKER_SERIALIZATION_ERROR = "WORKER_SERIALIZATION_ERROR"
@@ -73,7 +73,7 @@ class ContractCode(StrEnum):
 
 
 class RetrievalCode(StrEnum):
-    """The result could not be read; the task itself may be fine."""
+    """The result could not be read; the task itself may have succeeded."""
 
     WAIT_TIMEOUT = "WAIT_TIMEOUT"
     """The task or run had not ended after ``timeout_ms``; for a task, the message has the first obstacle that

@@ -49,8 +49,8 @@ class ErrorCode(StrEnum):
     WORKFLOW_DUPLICATE_NODE_ID = "HRS-004"
     """A node id is used twice, or a node is listed twice."""
     WORKFLOW_NO_ROOT_TASKS = "HRS-005"
-    """Not raised: a workflow in which every node waits has a foreign dependency (HRS-006) or a cycle
-    (HRS-007).
+    """Not raised: if every node of a workflow waits, a node waits for something outside the workflow
+    (HRS-006), or there is a cycle (HRS-007).
     """
     WORKFLOW_INVALID_DEPENDENCY = "HRS-006"
     """A node waits for something that is not in the workflow."""
@@ -65,10 +65,10 @@ class ErrorCode(StrEnum):
     WORKFLOW_INVALID_OUTPUT = "HRS-011"
     """The output is not one of the nodes."""
     WORKFLOW_INVALID_SUCCESS_POLICY = "HRS-012"
-    """A success policy has no cases, an empty case or a foreign node."""
+    """A success policy has no cases, an empty case, or a node of another workflow."""
     WORKFLOW_INVALID_JOIN = "HRS-013"
-    """``join`` and ``min_success`` do not fit, or a result that may be missing goes to a parameter without a
-    default.
+    """``join`` and ``min_success`` contradict each other, or a result that may be missing goes to a parameter
+    without a default.
     """
     WORKFLOW_UNRESOLVED_QUEUE = "HRS-014"
     """The workflow was not built through an application, so its queues are unknown."""

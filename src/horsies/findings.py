@@ -149,7 +149,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "sending.",
         ),
         "NOT_FOUND": _obstacle(
-            "There is no such row: the send was rolled back, or the command looks at another database.",
+            "There is no such row: the send was rolled back, or the command uses another database.",
             "Check the id, `--database-url` and the schema.",
         ),
     },
@@ -166,14 +166,14 @@ GROUPS: dict[str, dict[str, Entry]] = {
         ),
         "HELD_BY_RECORD": _obstacle(
             "The code of a durable function asks for a step that its record does not have.",
-            "Deploy the code that wrote the record or guard the change, then `horsies durable resume ID`; or "
-            "`horsies durable reset ID STEP`.",
+            "Deploy the code that wrote the record, or guard the change; then run "
+            "`horsies durable resume ID`. Or go back with `horsies durable reset ID STEP`.",
             level=Level.RED,
             urgency=Urgency.STOPPED,
         ),
         "PARKED_RUN": _obstacle(
             "The run of a durable function waits for a time, a signal or the end of a task.",
-            "Wait, `horsies durable signal ID NAME VALUE APP`, or explain the task.",
+            "Wait, send the signal with `horsies durable signal ID NAME VALUE APP`, or explain the task.",
         ),
         "PARKED_SIGNAL": _obstacle(
             "The task is a signal node that waits for its signal.",
@@ -181,7 +181,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         ),
         "PARKED_MAP": _obstacle(
             "The task is an item of a map, and `max_parallel` other items are running already.",
-            "Wait for them, explain one of them, or start runs with a higher `max_parallel`.",
+            "Wait for these items, explain one of them, or start runs with a higher `max_parallel`.",
         ),
         "SLEEPS": _obstacle("The task is a sleep node whose time is not up yet.", "Wait."),
         "RETRY_LATER": _obstacle(
@@ -190,7 +190,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "SENT_FOR_LATER": _obstacle("The task was sent with a delay.", "Wait."),
         "EXPIRED_UNSWEPT": _obstacle(
             "The deadline `good_until` has passed; a worker's next turn ends the task as EXPIRED.",
-            "Send it again with a later `good_until`, and start a worker if none is running.",
+            "Send the task again with a later `good_until`, and start a worker if none is running.",
         ),
         "QUEUE_PAUSED": _obstacle(
             "An operator paused the queue.",
@@ -221,25 +221,25 @@ GROUPS: dict[str, dict[str, Entry]] = {
             urgency=Urgency.STOPPED,
         ),
         "PAYLOAD_UNREADABLE": _obstacle(
-            "The payload is encrypted with a key, or kept in a store, that no live worker of the queue has, "
-            "or that does not give it; the task is held until a worker can read it.",
+            "No live worker of the queue can read the payload: the workers lack the encryption key or the "
+            "store, or the store does not return the payload. The task is held until a worker can read it.",
             "Add the key or the store to the workers, or start a worker that has it. Cancel a task whose "
             "payload was damaged.",
             level=Level.RED,
             urgency=Urgency.STOPPED,
         ),
         "PARAMETERS_DIFFER": _remark(
-            "Workers on the queue have different parameters for the task. Each leaves calls that do "
-            "not fit to the others.",
+            "Workers on the queue have different parameters for the task. Each worker leaves calls that "
+            "do not fit its parameters to the other workers.",
             "Deploy the same release to every worker on the queue.",
         ),
         "CLUSTER_CAP": _obstacle(
             "As many tasks are in flight as `cluster_wide_cap` allows.",
-            "Wait for one of them, or raise the cap.",
+            "Wait until one of them ends, or raise the cap.",
         ),
         "QUEUE_CAP": _obstacle(
-            "As many tasks of the queue run as its `max_concurrency` allows.",
-            "Wait for one of them, or raise the cap.",
+            "As many tasks of the queue are running as its `max_concurrency` allows.",
+            "Wait until one of them ends, or raise the cap.",
         ),
         "QUEUE_CAP_ZERO": _obstacle(
             "The queue's `max_concurrency` is 0, so none of its tasks starts.",
@@ -248,7 +248,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
             urgency=Urgency.STOPPED,
         ),
         "QUEUE_RATE": _obstacle(
-            "For now, as many tasks of the queue have started as its `rate` allows.",
+            "Recently, as many tasks of the queue have started as its `rate` allows.",
             "Wait for the next start, or raise the rate.",
         ),
         "KEY_PAUSED": _obstacle(
@@ -258,17 +258,17 @@ GROUPS: dict[str, dict[str, Entry]] = {
         ),
         "KEY_HALTED": _obstacle(
             'A task of the key failed, and `on_failure="halt"` paused the key.',
-            "Repair the cause, send the failed task again if it must run, then `horsies keys resume "
+            "Fix the cause, send the failed task again if it has to run, then run `horsies keys resume "
             "QUEUE KEY`.",
             urgency=Urgency.STOPPED,
         ),
         "KEY_CAP": _obstacle(
             "As many tasks of the key are in flight as its `max_concurrency` allows.",
-            "Wait for one of them, or `horsies keys set QUEUE KEY --max-concurrency N`.",
+            "Wait until one of them ends, or run `horsies keys set QUEUE KEY --max-concurrency N`.",
         ),
         "KEY_RATE": _obstacle(
-            "For now, as many tasks of the key have started as its `rate` allows.",
-            "Wait for the next start, or `horsies keys set QUEUE KEY --rate COUNT/SECONDS`.",
+            "Recently, as many tasks of the key have started as its `rate` allows.",
+            "Wait for the next start, or run `horsies keys set QUEUE KEY --rate COUNT/SECONDS`.",
         ),
         "KEY_ORDER": _obstacle(
             'The key has `order="fifo"`, and tasks that were sent before this one have not ended.',
@@ -281,20 +281,21 @@ GROUPS: dict[str, dict[str, Entry]] = {
             urgency=Urgency.SUSPICIOUS,
         ),
         "CHILDREN_BUSY": _obstacle(
-            "Every child of every worker that could run the task is running another one.",
+            "All children of the workers that could run the task are running other tasks.",
             "Wait, or start more workers or processes.",
         ),
         "BEHIND": _remark(
-            "Other tasks of the queue, or of the task's key, are ahead: they have a better priority, or have "
-            "been due for longer.",
+            "Other tasks of the queue, or of the task's key, start first: they have a better priority, or "
+            "have been due for longer.",
             "Wait, send with a better priority, or start more workers.",
         ),
         "BETTER_QUEUES_FIRST": _remark(
-            "Its workers serve queues with a better priority first, and tasks are due there.",
+            "The task's workers serve queues with a better priority first, and tasks are due in those "
+            "queues.",
             "Wait, or start a worker for this queue alone.",
         ),
         "WORKERS_POLL": _remark(
-            "Notifications do not reach a worker on the queue; it finds tasks by polling.",
+            "Notifications do not reach a worker of the queue, so it finds tasks by polling.",
             "See [PgBouncer](pgbouncer.md): set `session_database_url`.",
             level=Level.YELLOW,
             urgency=Urgency.SUSPICIOUS,
@@ -312,14 +313,14 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "None is needed.",
         ),
         "SHOULD_START_NOW": _remark(
-            "No obstacle was found: a worker will claim it on its next turn.",
-            "Ask again; if it still has not started, run `horsies workers --ping`.",
+            "No obstacle was found: a worker will claim the task on its next turn.",
+            "Explain the task again; if it still has not started, run `horsies workers --ping`.",
         ),
     },
     "task, claimed": {
         "PREFETCHED": _remark(
-            "A worker has claimed it ahead of time (`prefetch_buffer`) and starts it when a child is "
-            "free.",
+            "A worker has claimed the task ahead of time (`prefetch_buffer`) and starts it when a child "
+            "is free.",
             "Wait; if the worker does not renew the lease, the task returns to the queue.",
         ),
         "LEASE_LAPSED": _obstacle(
@@ -327,29 +328,33 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "Start a worker if none is running.",
         ),
         "CLAIMER_LOST": _obstacle(
-            "The worker that claimed it is gone; recovery returns it to the queue.",
+            "The worker that claimed the task is gone; recovery returns the task to the queue.",
             "Start a worker if none is running, or call `requeue_stale_claimed`.",
         ),
     },
     "task, running": {
-        "RUNS": _remark("A child process is running it.", "None is needed."),
+        "RUNS": _remark("A child process is running the task.", "None is needed."),
         "IN_TRANSACTION": _remark(
-            "It writes in its own transaction (`tx`), which commits its rows and its outcome together.",
+            "The task writes in its own transaction (`tx`), which commits its rows and its outcome "
+            "together.",
             "None is needed.",
         ),
-        "STOPPING": _remark("Cancellation was requested; its worker stops it.", "None is needed."),
+        "STOPPING": _remark(
+            "Cancellation was requested; the worker is stopping the task.", "None is needed."
+        ),
         "RUNNER_LOST": _obstacle(
-            "The worker that ran it is gone; recovery retries or fails it according to its policy.",
+            "The worker that ran the task is gone; recovery retries or fails the task according to its "
+            "policy.",
             "Start a worker if none is running, or call `mark_stale_tasks_as_failed`.",
         ),
         "OVER_LIMIT": _obstacle(
-            "It has run for longer than its `timeout_ms`; its worker should have stopped it.",
+            "The task has run for longer than its `timeout_ms`; its worker should have stopped it.",
             "Check the worker's host.",
             level=Level.YELLOW,
             urgency=Urgency.SUSPICIOUS,
         ),
         "NO_HEARTBEAT": _obstacle(
-            "It is running, but has sent no heartbeat for five minutes.",
+            "The task is running, but has sent no heartbeat for five minutes.",
             "Check the worker's host.",
             level=Level.YELLOW,
             urgency=Urgency.SUSPICIOUS,
@@ -357,8 +362,8 @@ GROUPS: dict[str, dict[str, Entry]] = {
     },
     "task, claimed or running": {
         "SILENT": _obstacle(
-            "Its worker has sent no heartbeat for a while but is still connected: frozen, or cut "
-            "off.",
+            "The task's worker has sent no heartbeat for a while but is still connected: it is frozen, or "
+            "cut off.",
             "Check the worker's host.",
             level=Level.YELLOW,
             urgency=Urgency.FAILING,
@@ -366,27 +371,27 @@ GROUPS: dict[str, dict[str, Entry]] = {
     },
     "task, ended": {
         "ENDED": _remark(
-            "It has ended: it completed, failed, expired or was cancelled.",
+            "The task has ended: it completed, failed, expired or was cancelled.",
             "If it failed, `horsies show ID --payload` shows why; `horsies retry ID`, or `horsies "
             "workflow retry RUN`, runs it again.",
         ),
         "NOT_RETRIED_UNLISTED": _remark(
             "The retry policy lists neither the error code nor the exception.",
-            "Add it to `auto_retry_for`.",
+            "Add the code or the exception to `auto_retry_for`.",
         ),
         "NOT_RETRIED_STEP": _remark(
             "A step of the durable function failed, and its failure is recorded: another attempt of the run "
-            "would find it again.",
-            "Add it to `auto_retry_for` of the step's own policy, `ctx.with_options(retry=...)`.",
+            "would only read the recorded failure again.",
+            "Add the code to `auto_retry_for` of the step's own policy, `ctx.with_options(retry=...)`.",
         ),
         "NOT_RETRIED_USED_UP": _remark(
-            "All retries have been used.", "Raise `max_retries`, or retry it manually."
+            "All retries have been used.", "Raise `max_retries`, or retry the task manually."
         ),
         "NOT_RETRIED_TOO_LATE": _remark(
-            "The next attempt would start after `good_until`.", "Send it again."
+            "The next attempt would start after `good_until`.", "Send the task again."
         ),
         "NOT_RETRIED_CANCELLED": _remark(
-            "Cancellation was requested before the attempt failed.", "Send it again."
+            "Cancellation was requested before the attempt failed.", "Send the task again."
         ),
         "NOT_RETRIED_NO_POLICY": _remark(
             "The task has no retry policy.", "Give the task a `retry_policy`."
@@ -452,36 +457,36 @@ GROUPS: dict[str, dict[str, Entry]] = {
     },
     "worker": {
         "WORKER_LOST": _remark(
-            "The worker is gone without a shutdown.",
+            "The worker has disappeared without a shutdown.",
             "Start a worker: it recovers the tasks of lost workers.",
             level=Level.RED,
             urgency=Urgency.FAILING,
         ),
         "WORKERS_LOST": _remark(
             "Workers were lost within the last hour; other workers have recovered their tasks.",
-            "Look in the process's log and in its host's for how it ended: out of memory, "
-            "`kill -9`, a node that was removed.",
+            "Find out from the logs of the process and of its host how the worker ended: for example out of "
+            "memory, by `kill -9`, or because a node was removed.",
             level=Level.YELLOW,
             urgency=Urgency.FAILING,
         ),
         "TASK_RETRYING": _remark(
-            "Tasks of one name are retried five times as often as usual, at least fifty times in "
+            "Tasks with one name are retried five times as often as usual, and at least fifty times in "
             "ten minutes.",
-            "`horsies tasks --name NAME`, then `horsies show ID` of one of them.",
+            "`horsies tasks --name NAME`, then `horsies show ID` for one of the tasks.",
             level=Level.YELLOW,
             urgency=Urgency.SUSPICIOUS,
         ),
         "TASK_FAILING": _remark(
-            "Tasks with one name fail five times as often as usual, at least ten times in ten "
+            "Tasks with one name fail five times as often as usual, and at least ten times in ten "
             "minutes.",
             "`horsies tasks --name NAME --status failed`.",
             level=Level.YELLOW,
             urgency=Urgency.FAILING,
         ),
         "WEBHOOK_FAILING": _remark(
-            "The receiver of a webhook does not accept its deliveries: attempts of the last ten minutes are "
-            "repeated, or have failed finally.",
-            "`horsies tasks --name horsies.webhook.NAME`; `horsies show ID` has the answer of the receiver.",
+            "The receiver of a webhook does not accept its deliveries: deliveries of the last ten minutes "
+            "are being retried, or have failed finally.",
+            "`horsies tasks --name horsies.webhook.NAME`; `horsies show ID` has the receiver's answer.",
             level=Level.YELLOW,
             urgency=Urgency.FAILING,
         ),
@@ -489,9 +494,9 @@ GROUPS: dict[str, dict[str, Entry]] = {
     "schedule": {
         "PAUSED": _obstacle("An operator paused the schedule.", "`horsies schedules resume NAME`."),
         "NOT_DUE": _obstacle(
-            "Its next slot is in the future.",
-            "Wait, or run it now, which does not change its next slot: `horsies schedules run "
-            "NAME LOCATOR`.",
+            "The schedule's next slot is in the future.",
+            "Wait, or run the schedule now, which does not change its next slot: `horsies schedules "
+            "run NAME LOCATOR`.",
         ),
         "NO_SCHEDULER": _obstacle(
             "A slot is overdue, and no scheduler is connected to the database.",
@@ -514,7 +519,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         ),
         "SHOULD_FIRE_NOW": _remark(
             "A slot is due; a scheduler fires it on its next tick.",
-            "Ask again.",
+            "Explain the schedule again.",
             urgency=Urgency.SUSPICIOUS,
         ),
         "SCHEDULE_ENDED": _obstacle("The schedule has no further slot.", "Extend its `end_at`."),
@@ -526,7 +531,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
                     "no scheduler ran at their time",
                     "Set `catch_up_missed` to fire them later.",
                 ),
-                ("MISFIRE", "they were older than `misfire_grace_seconds`", "Raise the limit."),
+                ("MISFIRE", "they were older than `misfire_grace_seconds`", "Raise that limit."),
                 ("PAUSED", "the schedule was paused", "None is needed."),
                 (
                     "OVERLAP",

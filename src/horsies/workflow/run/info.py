@@ -28,11 +28,11 @@ class WorkflowStartErrorCode(StrEnum):
     whether to try again.
     """
     INTERNAL_FAILED = "INTERNAL_FAILED"
-    """An unexpected error while the start was prepared."""
+    """An unexpected error occurred while the start was prepared."""
     PAYLOAD_MISMATCH = "PAYLOAD_MISMATCH"
     """The id or key belongs to a run of this workflow with other nodes or arguments."""
     SEND_SUPPRESSED = "SEND_SUPPRESSED"
-    """Starts are suppressed while task modules are imported, as sends are."""
+    """Starts are suppressed, like sends, while task modules are imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class HandleErrorCode(StrEnum):
     no status, or ``timeout_ms`` is not a whole number.
     """
     WAIT_TIMEOUT = "WAIT_TIMEOUT"
-    """``wait`` did not see the status in time."""
+    """The run did not reach the awaited status in time."""
     BROKER_NOT_CONFIGURED = "BROKER_NOT_CONFIGURED"
     """The handle has no connection."""
     DB_OPERATION_FAILED = "DB_OPERATION_FAILED"
@@ -97,7 +97,7 @@ class HandleErrorCode(StrEnum):
     LOOP_RUNNER_FAILED = "LOOP_RUNNER_FAILED"
     """``wait`` was called inside a running event loop; await ``wait_async``."""
     INTERNAL_FAILED = "INTERNAL_FAILED"
-    """Stored data cannot be read, or a bug in Horsies."""
+    """Stored data cannot be read, or there is a bug in Horsies."""
 
 
 @dataclass(frozen=True, slots=True)
