@@ -1,17 +1,18 @@
 -- Notifications. The triggers on tasks fire once per statement and notify once per queue, however many rows changed,
 -- because a notifying commit takes a lock that all notifying commits in the database share.
 --
--- A payload is only a hint and never trusted. A statement that inserts one row names it; a bulk insert sends an empty
--- payload; "@" says that tasks of the queue have keys (19_keys.sql). Ended tasks are named 200 to a payload, because a payload is limited to 8000 bytes.
+-- A payload is only a hint and is never trusted. A statement that inserts one row sends the id of that row; a bulk
+-- insert sends an empty payload; "@" means that tasks of the queue have keys (19_keys.sql). A payload is limited to
+-- 8000 bytes, so one payload lists the ids of at most 200 ended tasks.
 
--- Wake-ups. A notification on a queue's channel wakes all of the queue's workers, and each of them claims: a single
--- task took 53 ms of processor time with 40 workers, and 5 ms with 2. So when there are many workers, only a few are
--- woken, each on its own channel with the queue as the payload. A woken worker must either make a claim that leaves
--- no due task, or pass the wake-up on (worker/wakeups.py). If one of two woken workers is dead, nothing is lost; if
--- all of them are, an idle worker finds the task at its next poll.
+-- Wake-ups. A notification on a queue's channel wakes all of the queue's workers, and each of them tries to claim: a
+-- single task took 53 ms of processor time with 40 workers, and 5 ms with 2. So when there are many workers, only a few
+-- are woken, each on its own channel with the queue as the payload. A woken worker must either make a claim that leaves
+-- no due task, or pass the wake-up on (worker/wakeups.py). If one of two woken workers is dead, the other one claims
+-- the task. If all woken workers are dead, an idle worker finds the task at its next poll.
 
--- Up to "p_wanted" of the queue's workers that wait for tasks, starting at a random one: keys are random numbers
--- below 2^62.
+-- Return up to "p_wanted" of the queue's workers that wait for tasks. The search starts at a random lock key: these
+-- keys are random numbers below 2^62.
 CREATE OR REPLACE FUNCTION horsies_waiting_workers(p_queue text, p_wanted integer, p_except text)
 RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -35,10 +36,11 @@ END
 $$;
 
 -- Wake workers for "p_count" due tasks of a queue: all workers if there are few workers or many tasks, otherwise one
--- more than there are tasks. If no worker waits, two busy ones are notified: a worker may begin to wait before the
--- sender commits, and they will find it. A snapshot older than this statement's may list only dead workers, so in
--- that case all are woken. Runs with its owner's privileges, so that a producer need not read the workers table. No
--- send waits for that table: while another session has locked it, all workers are woken.
+-- worker more than there are tasks. If no worker is waiting, two busy workers are notified: a worker may begin to wait
+-- before the sender commits, and a notified worker finds the new tasks. In a transaction with an older snapshot, the
+-- workers that the query sees may all be dead by now, so in that case all workers are woken. The function runs with its
+-- owner's privileges, so that a producer needs no right to read the workers table. No send waits for that table: while
+-- another session has locked it, all workers are woken.
 CREATE OR REPLACE FUNCTION horsies_wake(p_queue text, p_count bigint, p_hint text)
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
@@ -70,7 +72,7 @@ END
 $$;
 
 -- A worker was woken for these queues but cannot serve them now: for each queue that has a due task, wake two other
--- waiting workers. Returns how many were woken. Workers that begin to wait later check the queues at that point.
+-- waiting workers. Returns how many workers were woken. A worker that starts to wait later checks its queues first.
 CREATE OR REPLACE FUNCTION horsies_pass_wake_up_v1(p_worker_id text, p_queues text[]) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -95,7 +97,7 @@ BEGIN
 END
 $$;
 
--- A task for later concerns all workers: each of them notes its time.
+-- A delayed task concerns all workers of its queue: each of them notes when the task becomes due.
 CREATE OR REPLACE FUNCTION horsies_notify_inserted_tasks() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('task_new', CASE WHEN hint = '@' THEN '' ELSE hint END),
@@ -108,9 +110,9 @@ BEGIN
 END
 $$;
 
--- Only a redaction changes a terminal row, so any other terminal row in "changed" has just become terminal. If it
--- belongs to a workflow, the trigger advances the run, whichever statement ended the task. A PENDING row was released
--- or will be retried: its queue is notified, because its due time has changed.
+-- Only a redaction changes a terminal row, so any other terminal row in "changed" has just become terminal. If the
+-- ended task belongs to a workflow, the trigger advances the run, whichever statement ended the task. A PENDING row was
+-- released or will be retried: the workers of its queue are notified, because its due time has changed.
 CREATE OR REPLACE FUNCTION horsies_notify_changed_tasks() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     finished text[];
@@ -135,7 +137,7 @@ BEGIN
     FOR position IN 1 .. coalesce(array_length(finished, 1), 0) BY 200 LOOP
         PERFORM pg_notify('task_done', array_to_string(finished[position : position + 199], ','));
     END LOOP;
-    -- A claim, or successes that nothing but their waiters wait for: most statements end here.
+    -- The statement was a claim, or it recorded successes for which only waiters wait: most statements end here.
     IF is_plain IS NOT FALSE THEN
         RETURN NULL;
     END IF;
@@ -189,8 +191,8 @@ BEGIN
 END
 $$;
 
--- Waiters are notified whenever a run ends or pauses, and monitors whenever its status changes. Progress without a
--- change of status sends no notification.
+-- Waiters are notified whenever a run ends or pauses, and monitors whenever its status changes. A run that advances
+-- without a change of status sends no notification.
 CREATE OR REPLACE FUNCTION horsies_notify_workflow() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('horsies_workflow_status', NEW.id::text || ' ' || NEW.status);

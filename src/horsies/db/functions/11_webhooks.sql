@@ -1,16 +1,18 @@
--- Webhooks: the delivery of an event is a task that is inserted in the transaction of the end, whichever statement
--- records it, because the triggers on tasks and runs call these functions. Without webhooks they are never called. A
--- delivery's own end is not announced, or a receiver that is down would create deliveries without end.
+-- Webhooks. When a task or run ends, the delivery of that event is a new task, inserted in the transaction that records
+-- the end. The triggers on tasks and runs call these functions, so every statement that ends a task or run is covered.
+-- Without webhooks the triggers never call them. The end of a delivery is not an event itself; otherwise a receiver
+-- that is down would create deliveries without end.
 --
--- Findings are compared with those of the check before, which one built-in task runs for all workers.
+-- One built-in task checks for findings on behalf of all workers. The findings of each check are compared with those of
+-- the previous check.
 --
 -- An event contains names, ids, times and codes. Arguments, results and messages stay in the database.
 
 CREATE OR REPLACE FUNCTION horsies_event_time(p_at timestamptz) RETURNS text LANGUAGE sql STABLE
 RETURN to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
 
--- Nothing -> PENDING for one delivery per element: the webhook's name, the type of the event, and its data. The id of
--- an event is that of its first delivery; attempts and repetitions of the delivery send the same id.
+-- Nothing -> PENDING for one delivery per array element: the webhook's name, the type of the event, and its data. The
+-- id of an event is the id of its first delivery; retries and repeated deliveries send the same id.
 CREATE OR REPLACE FUNCTION horsies_send_events(p_webhooks text[], p_types text[], p_data json[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -31,7 +33,7 @@ BEGIN
 END
 $$;
 
--- These tasks have just failed, expired or been cancelled.
+-- Announce tasks that have just failed, expired or been cancelled.
 CREATE OR REPLACE FUNCTION horsies_announce_tasks(p_ids uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     webhooks text[];
@@ -56,7 +58,7 @@ BEGIN
 END
 $$;
 
--- This run, which is not part of another one, has just ended.
+-- Announce a run without a parent that has just ended.
 CREATE OR REPLACE FUNCTION horsies_announce_run(p_run horsies_workflows) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     webhooks text[] := ARRAY(SELECT hook.name::text FROM horsies_webhooks AS hook WHERE 'run.ended' = ANY(hook.events));
@@ -75,9 +77,9 @@ BEGIN
 END
 $$;
 
--- Nothing -> open for the findings in "p_found" that are new; open -> nothing for those that these checks no longer
--- have. A check that could not read its facts is not in "p_checks", and its findings stay. Returns how many events were
--- stored.
+-- Nothing -> open for the new findings in "p_found"; open -> nothing for stored findings that these checks no longer
+-- report. A check that could not read its facts is not in "p_checks", so its findings stay open. Returns how many
+-- events were stored.
 CREATE OR REPLACE FUNCTION horsies_record_findings_v1(p_found jsonb, p_checks text[]) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE

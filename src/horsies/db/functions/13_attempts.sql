@@ -1,13 +1,12 @@
--- Attempts, their logs, large payload, and the records of durable functions are deleted with their task, whichever statement deletes it:
--- retention, or a person at a prompt.
---
--- No attempt is left behind. The statement that inserts an attempt has updated its task and so holds the row lock
--- until it commits. A delete waits for that commit and then sees the attempt, because this statement takes its
--- snapshot after the wait. If the delete commits first, the update matches no task and inserts no attempt.
+-- When a task is deleted, its attempts, their logs, its large payload and the records of its durable function are
+-- deleted with it, whether retention or a manual statement deletes the task. No attempt remains without its task: the
+-- statement that inserts an attempt has updated the task's row and holds the row lock until it commits. A delete waits
+-- for that commit and then sees the attempt, because this statement takes its snapshot after the wait. If the delete
+-- commits first, the update matches no task and inserts no attempt.
 CREATE OR REPLACE FUNCTION horsies_delete_attempts() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
-        -- The statement may truncate the attempts too, and PostgreSQL rejects a second TRUNCATE of that table.
+        -- The TRUNCATE may include the attempts, and PostgreSQL rejects a second TRUNCATE of that table.
         DELETE FROM horsies_task_attempts;
         DELETE FROM horsies_steps;
         DELETE FROM horsies_task_signals;

@@ -1,7 +1,8 @@
--- Large payload that is kept elsewhere than in the rows of tasks: who owns an object, and when it is deleted.
+-- Large payload stored outside the rows of tasks: which tasks and runs own an object, and when the object is deleted.
 
--- Delete the objects that no task or run owns. An object outside the database is only marked: the sweep deletes it from
--- its store first, and its row after that. The rows are locked first, so that this function sees owners that another transaction adds.
+-- Delete the objects that no task or run owns. An object outside the database is only marked here: the sweep first
+-- deletes it from its store and then deletes its row. This function locks the rows first, so that it sees owners that
+-- another transaction adds.
 CREATE OR REPLACE FUNCTION horsies_release_payloads_v1(p_ids uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM horsies_payloads AS kept WHERE kept.id = ANY(p_ids) ORDER BY kept.id FOR UPDATE;
@@ -14,7 +15,7 @@ BEGIN
 END
 $$;
 
--- Tasks and runs that are deleted or redacted own nothing any more.
+-- Remove the ownership of tasks and runs that are deleted or redacted, and release the objects without another owner.
 CREATE OR REPLACE FUNCTION horsies_disown_payloads_v1(p_owners uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     disowned uuid[];
@@ -28,7 +29,8 @@ BEGIN
 END
 $$;
 
--- Whether a task or run may need an object: it is open, or one of its rows has the reference. What is redacted has none.
+-- Return whether a task or run may still need an object: the task or run is open, or one of its rows contains the
+-- reference. Redacted rows contain no references.
 CREATE OR REPLACE FUNCTION horsies_needs_payload_v1(p_owner uuid, p_payload uuid) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (
@@ -47,9 +49,10 @@ LANGUAGE sql STABLE AS $$
             SELECT FROM horsies_workflows AS run WHERE run.id = p_owner AND run.redacted_at IS NULL)
 $$;
 
--- Delete the objects of one page, in the order of their ids, that no row needs: the send was rolled back or refused, or
--- the attempt that stored a result was killed. Objects younger than this are left alone: the transaction of their send
--- may be open. Returns the last id of a full page, at which the next one begins; NULL at the end.
+-- Check one page of objects, in the order of their ids, and delete those that no row needs: the send was rolled back or
+-- refused, or the attempt that stored a result was killed. Objects younger than "p_seconds" are skipped, because the
+-- transaction of their send may still be open. Returns the last id of a full page, after which the next page starts;
+-- NULL when no page follows.
 CREATE OR REPLACE FUNCTION horsies_sweep_payloads_v1(p_after uuid, p_seconds float8, p_limit integer) RETURNS uuid
 LANGUAGE plpgsql AS $$
 DECLARE

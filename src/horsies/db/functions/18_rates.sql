@@ -1,16 +1,16 @@
--- Rates: how many tasks of a queue may start per period, in the whole cluster, on the database's clock.
+-- Rates: how many tasks of a queue may start per period, in the whole cluster, measured by the database's clock.
 --
--- Each rated queue has one row, its meter, with the time "next_at" at which the starts so far are paid for (the
--- generic cell rate algorithm). A claim of n tasks advances that time by n times the seconds per start, and a start
--- is allowed while the time is at most "burst" starts ahead. So a period of N starts sees at most N + burst - 1 of
--- them, wherever it begins. Tasks beyond the rate wait in their queue. The row stays locked until the claim commits,
--- so no two turns use the same start, and a turn that rolls back has used none. Lock order: caps, then meters by
--- name, then tasks.
+-- Each queue with a rate has one row, its meter. The column "next_at" is the time at which all starts so far are paid
+-- for (the generic cell rate algorithm). A claim of n tasks advances that time by n times the seconds per start. A
+-- claim may move that time to at most "burst" starts ahead of the clock. So at most N + burst - 1 tasks start in any
+-- period that is long enough for N starts. Tasks beyond the rate wait in their queue. The row stays locked until the
+-- claim commits, so no two turns use the same start, and a turn that rolls back uses none. Lock order: caps, then
+-- meters by name, then tasks.
 
--- A meter gets another rate, under its lock. The starts that are not paid for yet are paid at the new rate, so a higher
--- one holds at once, instead of when the old one would have allowed the next start. Their number stays: while workers of
--- two configurations take turns, neither gets starts from the other. It is at most a burst, whatever a step of the clock
--- has made of the time.
+-- Give a meter another rate, while its row is locked. The starts that are not paid for yet are paid at the new rate. So
+-- a higher rate applies immediately, not only when the old rate would have allowed the next start. The number of unpaid
+-- starts does not change: when workers of two configurations take turns, neither gains starts by the change of rate.
+-- That number is limited to one burst, even if the clock was set back.
 CREATE OR REPLACE FUNCTION horsies_change_rate(p_meter horsies_meters, p_seconds float8, p_burst integer)
 RETURNS timestamptz LANGUAGE plpgsql AS $$
 BEGIN
@@ -24,7 +24,8 @@ BEGIN
 END
 $$;
 
--- The limits of a claim, lowered to the starts that are allowed now. A queue without seconds has no rate.
+-- Return the limits of a claim, each lowered to the number of starts that the queue's rate allows now. A queue without
+-- seconds has no rate.
 CREATE OR REPLACE FUNCTION horsies_metered_limits(
     p_queues text[], p_limits integer[], p_seconds float8[], p_bursts integer[])
 RETURNS integer[] LANGUAGE plpgsql AS $$
@@ -74,12 +75,13 @@ BEGIN
 END
 $$;
 
--- When the next task of a rated queue may start.
+-- Return when the next task of a queue with a rate may start.
 CREATE OR REPLACE FUNCTION horsies_starts_at(p_meter horsies_meters) RETURNS timestamptz LANGUAGE sql STABLE
 RETURN p_meter.next_at - (p_meter.burst - 1) * p_meter.seconds * interval '1 second';
 
--- Seconds until a queue that its rate holds back may start a task again; NULL if there is no such queue. A queue that
--- was free again before the last check has turned away no claim since then.
+-- Return the seconds until the rate of one of these queues allows the next start; NULL if no rate is holding tasks
+-- back. A rate that allowed a start before the last check has not turned away any claim since then, so its queue is
+-- left out.
 CREATE OR REPLACE FUNCTION horsies_seconds_until_start_v1(p_queues text[], p_last_look timestamptz)
 RETURNS double precision LANGUAGE plpgsql STABLE AS $$
 BEGIN

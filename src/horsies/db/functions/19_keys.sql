@@ -1,21 +1,24 @@
--- Keys: the tasks of a queue are shared out by key, and each key may have its limits.
+-- Keys: the tasks of a queue are shared out by key, and each key can have its own limits.
 --
--- A lane is one key in one queue. Its tasks are held, so the claim of plain tasks and its index never meet them, and a
--- queue without keys runs nothing of this file. Lanes are numbers, so they lie on a ring: a claim walks on from the
--- place where the worker's claim before it ended ("cursor"), takes one task from each lane that it meets, and goes
--- round again while children are free. A lane is found by one seek behind the lane before it, so a million
--- tasks of one key do not delay the next one. Lane 0 stands for all tasks of the queue without a key.
+-- A lane is one key in one queue. Tasks with a key are held, so the claim of plain tasks and its index never find them,
+-- and a queue without keys runs nothing from this file. Lanes are numbers, so they form a ring. A claim starts at the
+-- place where the worker's previous claim stopped ("cursor"), takes one task from each lane in turn, and goes around
+-- again while children are free. One index probe finds the next lane, so a million tasks of one key do not delay the
+-- next key. Lane 0 stands for all tasks of the queue without a key.
 --
--- Claimed tasks leave dead entries at the front of their lane, and an open transaction keeps them there. So the worker
--- says where it was last in the lanes that it has taken many tasks from ("p_marks", see 20_claim.sql), and a claim
--- starts behind these tasks. A fifo lane is always searched from its front, because nothing may pass its head.
+-- Claimed tasks leave dead index entries at the front of their lane, and an open transaction keeps those entries there.
+-- So for each lane from which the worker has taken many tasks, it sends its last position in that lane ("p_marks", see
+-- 20_claim.sql), and a claim starts behind that position. A fifo lane is always searched from its front, because no
+-- task may pass the first one.
 --
--- Limits are counted, never kept: a claim counts the tasks of a limited lane that are in flight, under an
--- advisory lock of that lane, in the transaction that adds to them. Nobody waits for such a lock: a turn that
--- cannot have it passes over the lane and looks again soon. Locks: caps, meters of queues, then lanes (tried only),
--- then tasks (SKIP LOCKED) and the meters of lanes, which only the holder of the lane's lock touches.
+-- The number of tasks in flight is counted for each claim and never stored: a claim counts the tasks in flight of a
+-- lane with limits under an advisory lock of that lane, in the same transaction that starts more of them. No turn waits
+-- for such a lock: a turn that cannot get the lock skips the lane and tries again soon. Order of locks: caps, meters of
+-- queues, then lanes (tried only), then tasks (SKIP LOCKED) and the meters of lanes, which only the holder of the
+-- lane's lock changes.
 
--- The number of a key in a queue: never 0, the tasks without a key, nor the place where the ring begins.
+-- Return the number of a key in a queue. It is never 0, which stands for the tasks without a key, and never the
+-- smallest bigint, at which the ring starts.
 CREATE OR REPLACE FUNCTION horsies_lane_v1(p_queue text, p_key text) RETURNS bigint LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 DECLARE
     number bigint := ('x' || encode(substr(sha256(convert_to(p_queue || U&'\001F' || p_key, 'UTF8')), 1, 8), 'hex')
@@ -25,9 +28,9 @@ BEGIN
 END
 $$;
 
--- The first lane with due "async def" tasks in a part of the ring, and the first of these tasks, by their own index: a
--- lane may have any number of other tasks before them. In the lane "p_marked" only tasks behind the mark count, and
--- the search ends there. Only horsies_walk_lanes calls it.
+-- Return the first lane with due "async def" tasks in a part of the ring, and the first of these tasks. The function
+-- reads the index on "async def" tasks, because a lane can have any number of other tasks before them. In the lane
+-- "p_marked", only tasks behind the mark count, and the search ends there. Only horsies_walk_lanes calls this function.
 CREATE OR REPLACE FUNCTION horsies_next_async_lane(
     p_queue text, p_after bigint, p_until bigint, p_marked bigint, p_priority integer, p_moment timestamptz, p_id uuid,
     OUT next_lane bigint, OUT head uuid)
@@ -57,12 +60,13 @@ BEGIN
 END
 $$;
 
--- The next lanes with due tasks behind a place of the ring, in order, up to the place where the walk began, and the
--- first task of each; marked lanes are searched behind their marks. Lane 0 is always among them, without a task, and is
--- not one of the "p_count". "is_past" says whether the walk has gone past the end of the ring and on from its
--- beginning. "p_is_async" meets only lanes with "async def" tasks, and the first of these. One query finds a lane before
--- the next mark or the marked one itself: two queries, in a function that was called for each lane, took 0.045 ms for
--- each lane, and a lane without a mark takes 0.016 ms.
+-- Return the next lanes with due tasks behind a place of the ring, in order, and the first task of each; marked lanes
+-- are searched behind their marks. The walk ends at the place "p_begin", where the claim's walk started. Lane 0 is
+-- always included when the walk passes it, without a task, and does not count towards "p_count". "is_past" is true once
+-- the walk has passed the end of the ring and continued from its beginning. With "p_is_async", only lanes with "async
+-- def" tasks are found, and the first of those tasks. One query finds either a lane before the next mark or the marked
+-- lane itself: two queries, in a function that was called for each lane, took 0.045 ms per lane; a lane without a mark
+-- now takes 0.016 ms.
 CREATE OR REPLACE FUNCTION horsies_walk_lanes(
     p_queue text, p_begin bigint, p_after bigint, p_count integer, p_is_past boolean DEFAULT false,
     p_marks horsies_lane_marks DEFAULT NULL, p_is_async boolean DEFAULT NULL,
@@ -71,13 +75,13 @@ LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     before bigint := p_after;
     until bigint := CASE WHEN p_is_past THEN p_begin ELSE 9223372036854775807 END;
-    -- The marks, and the place of the first one behind "before".
+    -- The marks, and the index of the first mark behind "before".
     marked bigint[] := p_marks.lanes;
     priorities integer[] := p_marks.priorities;
     moments timestamptz[] := p_marks.moments;
     ids uuid[] := p_marks.ids;
     mark integer := 1;
-    -- The marked lane that has no task behind its mark.
+    -- The marked lane, if it has no task behind its mark.
     empty bigint;
     next_lane bigint;
     head uuid;
@@ -136,7 +140,7 @@ BEGIN
 END
 $$;
 
--- Whether a queue has tasks with keys that have not ended.
+-- Return whether a queue has open tasks with keys.
 CREATE OR REPLACE FUNCTION horsies_has_keys(p_queue text) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
@@ -160,9 +164,10 @@ BEGIN
 END
 $$;
 
--- The waiting tasks with keys of each of these queues, or of all: due ones and those for later, up to "p_most" of each,
--- and the oldest due one among them. One probe per queue finds the queues. A delayed task is due at its time, even if no
--- worker is there to move it to its lane; the first task of a fifo lane keeps its place while it waits for its retry.
+-- Count the waiting tasks with keys in each of these queues, or in all: due tasks and delayed tasks, up to "p_most" of
+-- each, and the time since which the oldest of the due tasks is due. One index probe per queue finds the queues. A
+-- delayed task counts as due once its time has come, even if no worker has moved it to its lane yet. The first task of
+-- a fifo lane keeps its place while it waits for its retry.
 CREATE OR REPLACE FUNCTION horsies_count_keyed_v1(p_queues text[], p_most integer)
 RETURNS TABLE (queue_name text, due bigint, delayed bigint, first_due_at timestamptz)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -206,7 +211,7 @@ BEGIN
 END
 $$;
 
--- The waiting tasks with keys, for lists.
+-- Return the waiting tasks with keys, for lists.
 CREATE OR REPLACE FUNCTION horsies_keyed_tasks_v1(p_queues text[]) RETURNS TABLE (
     id uuid, task_name text, error_code text, claimed_by_worker_id text, worker_hostname text, retry_count integer)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -233,7 +238,7 @@ BEGIN
 END
 $$;
 
--- Whether a task without a key is due in a queue: one probe per priority in use.
+-- Return whether a queue has a due task without a key: one probe per priority in use.
 CREATE OR REPLACE FUNCTION horsies_has_plain_due(p_queue text, p_look_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -251,7 +256,7 @@ BEGIN
 END
 $$;
 
--- horsies_lane_heads for "async def" tasks alone, through their own index. None of them may wait in a child.
+-- horsies_lane_heads for "async def" tasks only, by their own index. These tasks never wait in a child behind others.
 CREATE OR REPLACE FUNCTION horsies_async_lane_heads(
     p_queue text, p_lanes bigint[], p_quotas integer[], p_taken uuid[], p_look_at timestamptz,
     p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[], p_marks horsies_lane_marks,
@@ -290,10 +295,11 @@ BEGIN
 END
 $$;
 
--- Lock and return the first due tasks of these lanes, up to a number of each, in order: the first of each lane, the
--- second of each, and so on. Lane 0 gives none here. A retry that kept its place when the lane was fifo waits for its
--- time, until a search moves it (horsies_look_at_keys_v1). "p_only_short" takes only tasks that may wait in a child
--- behind others. Tasks that were locked and not taken leave their lane for this claim.
+-- Lock and return the first due tasks of these lanes, up to the given number per lane, in order: the first task of each
+-- lane, then the second of each, and so on. For lane 0 it returns nothing. A retry that kept its place because its lane
+-- was fifo is skipped until it is due and a worker has moved it (horsies_look_at_keys_v1). "p_only_short" restricts the
+-- search to tasks that may wait in a child behind others. A task that was locked but not taken is not offered again in
+-- this claim.
 CREATE OR REPLACE FUNCTION horsies_lane_heads(
     p_queue text, p_lanes bigint[], p_quotas integer[], p_taken uuid[], p_look_at timestamptz, p_only_short boolean,
     p_short_names text[], p_is_async boolean, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[],
@@ -343,16 +349,16 @@ BEGIN
         counts[head.place] := counts[head.place] + 1;
     END LOOP;
     IF is_left THEN
-        -- Other claims pass over the locked rows until the commit, which therefore notifies their workers.
+        -- Other claims skip the locked rows until this commit, so the commit notifies their workers.
         PERFORM pg_notify('task_queue_' || p_queue, '@');
     END IF;
 END
 $$;
 
--- The tasks of a lane in flight. Unlike under other caps, a lapsed lease counts until the task is released: its worker may
--- start it in a transaction that began before, and a claim that did not see that would exceed the cap. As under every
--- cap, a task whose code has ended but whose outcome the database refuses does not count; it holds a fifo lane all the
--- same, because the second task may not pass the first.
+-- Count the tasks of a lane that are in flight. Other caps ignore a task whose lease has lapsed; here the task counts
+-- until it is released. Its worker may start it in a transaction that began earlier, and a claim that cannot see that
+-- start would exceed the cap. As under every cap, a task whose code has ended but whose outcome the database refuses
+-- does not count. In a fifo lane such a task does count, because the second task may not pass the first.
 CREATE OR REPLACE FUNCTION horsies_lane_in_flight(p_queue text, p_lane bigint, p_is_fifo boolean) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
@@ -367,7 +373,8 @@ BEGIN
 END
 $$;
 
--- The limits of a lane: those of its key, else the rate of the task whose key it is, else those of the queue.
+-- Return the limits of a lane: the key's own limits, otherwise the rate of the task that shares this key, otherwise the
+-- limits of the queue.
 CREATE OR REPLACE FUNCTION horsies_lane_limits(p_queue text, p_lane bigint, p_shared horsies_lanes)
 RETURNS horsies_lanes LANGUAGE plpgsql AS $$
 DECLARE
@@ -392,10 +399,10 @@ BEGIN
 END
 $$;
 
--- How many tasks of a lane may start now. A lane with a cap or a rate is counted under its lock; a first look without
--- it spares other claims of a full lane the lock. "wait_seconds" is the time until the rate allows the next start, or
--- until a claim that counts the lane now has committed; a full lane has none, because the turn that ends one of
--- its tasks claims or notifies.
+-- Return how many tasks of a lane may start now. The tasks of a lane with a cap or a rate are counted under the lane's
+-- lock. A first count without the lock keeps claims from taking the lock of a full lane. "wait_seconds" is the time
+-- until the rate allows the next start, or a short random wait if another claim holds the lane's lock. It is NULL for a
+-- full lane, because the turn that ends one of its tasks claims another or notifies.
 CREATE OR REPLACE FUNCTION horsies_lane_room(
     p_queue text, p_lane bigint, p_limits horsies_lanes, OUT room integer, OUT wait_seconds double precision)
 LANGUAGE plpgsql AS $$
@@ -428,8 +435,8 @@ BEGIN
             room := least(room, greatest(0, floor(p_limits.rate_burst + 1e-6 - ahead_seconds / seconds)));
             wait_seconds := CASE WHEN room = 0 THEN greatest(0, ahead_seconds - (p_limits.rate_burst - 1) * seconds) END;
         END IF;
-        -- A failure may have halted the lane since its limits were read. It commits together with the end of its task,
-        -- so a query after the count sees it.
+        -- A failure may have paused the lane since its limits were read. The pause commits together with the end of the
+        -- failed task, so a query after the count sees the pause.
         IF p_limits.is_fifo AND p_limits.halts AND EXISTS (
             SELECT FROM horsies_lanes AS stored
             WHERE stored.queue_name = p_queue AND stored.lane = p_lane AND stored.paused_at IS NOT NULL) THEN
@@ -440,8 +447,9 @@ BEGIN
 END
 $$;
 
--- So many tasks of a lane with a rate were claimed, under its lock. Answers with the seconds until the rate allows the
--- next start, NULL if it allows one now or if none of the lane's due tasks but these ("p_taken") is left.
+-- Record that "p_count" tasks of a lane with a rate were claimed, under the lane's lock. Returns the seconds until the
+-- rate allows the next start; NULL if the rate allows a start now, or if the lane has no due task besides those in
+-- "p_taken".
 CREATE OR REPLACE FUNCTION horsies_note_lane_starts(
     p_queue text, p_lane bigint, p_limits horsies_lanes, p_count integer, p_taken uuid[], p_marks horsies_lane_marks)
 RETURNS double precision LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -470,8 +478,9 @@ BEGIN
 END
 $$;
 
--- The head of a fifo lane, if it may start now. It is chosen before it is locked, so that a locked head does not let the
--- second task pass; a head that waits for its retry, or that this worker leaves out, holds the lane.
+-- Lock and return the first task of a fifo lane, if it may start now. The task is chosen before it is locked, so that
+-- the second task cannot pass a first task that another transaction has locked. A first task that waits for its retry,
+-- or that this worker excludes, blocks the lane.
 CREATE OR REPLACE FUNCTION horsies_fifo_head(
     p_queue text, p_lane bigint, p_look_at timestamptz, p_is_async boolean, p_unknown_names text[],
     p_refused_ids uuid[], p_refused_by text[], OUT ids uuid[], OUT wait_seconds double precision)
@@ -498,15 +507,15 @@ BEGIN
 END
 $$;
 
--- How many tasks a lane gets at one turn: its weight on average, so that a claim need not know about others. A turn that
--- the places cut short continues in the next claim, as if it had just begun.
+-- Return how many tasks a lane gets in one turn: on average its weight, so that a claim does not depend on other
+-- claims. A turn that was cut short because the places ran out continues in the next claim as a new turn.
 CREATE OR REPLACE FUNCTION horsies_turns(p_weight double precision) RETURNS integer LANGUAGE sql VOLATILE AS $$
     SELECT CASE WHEN p_weight > 1 THEN greatest(1, ceil(ln(1 - random()) / ln(1 - 1 / p_weight)))::integer
         ELSE (random() < p_weight)::integer END
 $$;
 
--- The shares of so many places by the weights of lanes, up to the room of each: exact on average, because the places
--- are dealt out from a random point of their sum.
+-- Distribute these places among lanes by their weights, up to the number that each lane may start. The shares are exact
+-- on average, because the distribution starts at a random point.
 CREATE OR REPLACE FUNCTION horsies_shares_by_weight(p_places integer, p_weights double precision[], p_rooms integer[])
 RETURNS integer[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -520,8 +529,8 @@ BEGIN
 END
 $$;
 
--- Lock and return those first tasks of lanes that this claim may take. They were chosen without a lock, so another claim
--- may have taken some of them.
+-- Lock and return those of these first tasks that this claim may take. They were chosen without a lock, so another
+-- claim may have taken some of them.
 CREATE OR REPLACE FUNCTION horsies_lock_heads(
     p_queue text, p_heads uuid[], p_look_at timestamptz, p_only_short boolean, p_short_names text[],
     p_is_async boolean, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[]) RETURNS uuid[]
@@ -541,10 +550,10 @@ BEGIN
 END
 $$;
 
--- The claim of one queue by its lanes: locks and returns up to "p_wanted" due tasks, one of each lane behind the
--- cursor, and more of them if there are fewer lanes than places. Places for tasks without a key are left over: their lane
--- has its turn like the others. "is_drained" says that no lane has more for this worker now; "wait_seconds" is the time
--- after which a limited lane may have.
+-- Claim by the lanes of one queue: lock and return up to "p_wanted" due tasks, one from each lane behind the cursor,
+-- and more from these lanes if there are fewer lanes than places. Places for tasks without a key stay free: lane 0 has
+-- its turn like the other lanes. "is_drained" means that no lane has more tasks for this worker now. "wait_seconds" is
+-- the time after which a lane with limits may have more.
 CREATE OR REPLACE FUNCTION horsies_due_by_lane(
     p_queue text, p_cursor bigint, p_wanted integer, p_look_at timestamptz, p_only_short boolean, p_short_names text[],
     p_is_async boolean, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[], p_marks horsies_lane_marks,
@@ -553,7 +562,7 @@ CREATE OR REPLACE FUNCTION horsies_due_by_lane(
 LANGUAGE plpgsql AS $$
 DECLARE
     places integer := p_wanted;
-    -- The lanes that one claim looks at; the next one continues behind them.
+    -- How many lanes one claim visits; the next claim continues behind them.
     looks integer := 256;
     asked integer;
     walk record;
@@ -567,17 +576,17 @@ DECLARE
     shared horsies_lanes;
     is_paused boolean;
     has_limits boolean;
-    -- Whether single keys have their own limits.
+    -- Whether any key has its own limits.
     has_own boolean;
     turns integer;
-    -- The lanes that have had a turn and may have more, and how many more of each may start.
+    -- The lanes that have had a turn and may have more tasks, and how many more tasks of each may start.
     generous bigint[] := '{}';
     rooms integer[] := '{}';
     weights double precision[] := '{}';
     quotas integer[];
     -- Whether the lanes in "generous" have different weights.
     is_weighted boolean;
-    -- The place of the lane that gets the last one of a round.
+    -- The index in "generous" of the lane that gets the last place of a round.
     last integer;
     rounds integer := 0;
     rated bigint[] := '{}';
@@ -666,7 +675,7 @@ BEGIN
                 cursor := lanes[cardinality(lanes) - 1];
                 lanes := trim_array(lanes, 1);
                 walk.heads := trim_array(walk.heads, 1);
-                -- The walk may have passed the end of the ring only for the lane that was left out.
+                -- The walk may have passed the end of the ring only to find the lane that was just removed.
                 is_past := is_past AND cursor <= p_cursor;
             END IF;
             IF NOT has_plain THEN
@@ -695,10 +704,10 @@ BEGIN
         generous := generous || lanes;
         EXIT WHEN is_drained;
     END LOOP;
-    -- Every lane has had its turn: they share the places that are left, as far as their limits allow. A lane that gives
-    -- less than it was asked for is empty, and the others share its places, beginning behind the lane that got the
-    -- last one; a few rounds are enough for one claim. Lane 0 takes part, and counts as never empty. Lanes with weights
-    -- share by them.
+    -- Every lane has had its turn: the lanes share the remaining places, as far as their limits allow, and by weight if
+    -- they have weights. A lane that returns fewer tasks than requested is empty, and the others share its places,
+    -- starting behind the lane that got the last place. A few rounds are enough for one claim. Lane 0 takes part and
+    -- never counts as empty.
     is_weighted := has_limits AND array_remove(weights, 1) <> '{}';
     WHILE places > 0 AND is_drained AND array_remove(generous, 0) <> '{}' LOOP
         rounds := rounds + 1;
@@ -737,15 +746,16 @@ BEGIN
 END
 $$;
 
--- A transaction has ended tasks of these lanes, one place each. Workers that a cap or the order of a lane may have turned
--- away are notified, unless the claim of the same transaction has taken all its places again ("p_taken") or no task
--- waits in it. A search in front of a mark would read the dead entries that marks are for, so places of the lanes
--- "p_marked" are offered without one, except in the queues "p_searched", where the claim itself has searched there.
+-- A transaction has ended tasks of these lanes; each ended task frees one place. Notify workers that a cap or the order
+-- of a lane may have turned away, unless the claim of the same transaction has taken all places of the lane again
+-- ("p_taken"), or no task waits in the lane. For the lanes in "p_marked", workers are notified without a search for a
+-- waiting task, because a search in front of the mark would read the dead entries that the mark skips. The queues in
+-- "p_searched" are an exception: the claim itself has already searched in front of their marks.
 CREATE OR REPLACE FUNCTION horsies_offer_lanes(
     p_queues text[], p_lanes bigint[], p_taken uuid[], p_marked bigint[], p_searched text[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
-    -- Most queues have no limits: they are spared the query below, a tenth of a turn.
+    -- Most queues have no limits: for them this check avoids the query below, which costs a tenth of a turn.
     IF NOT EXISTS (SELECT FROM horsies_lanes AS stored WHERE stored.queue_name = ANY(p_queues)) THEN
         RETURN;
     END IF;
@@ -769,7 +779,7 @@ BEGIN
 END
 $$;
 
--- Tasks of fifo lanes have failed finally: those lanes whose rule says so are paused.
+-- Tasks of fifo lanes have failed finally: pause the lanes whose limits ask for that.
 CREATE OR REPLACE FUNCTION horsies_halt_lanes(p_ids uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     failed record;
@@ -793,7 +803,7 @@ BEGIN
 END
 $$;
 
--- Whether a task keeps its place in its lane while it waits for a retry.
+-- Return whether a task keeps its place in its lane while it waits for a retry.
 CREATE OR REPLACE FUNCTION horsies_keeps_place_v1(p_queue text, p_lane bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     RETURN coalesce(
@@ -803,7 +813,7 @@ BEGIN
 END
 $$;
 
--- The first due task of a lane.
+-- Return the first due task of a lane.
 CREATE OR REPLACE FUNCTION horsies_lane_head(p_queue text, p_lane bigint) RETURNS uuid
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
@@ -815,7 +825,8 @@ BEGIN
 END
 $$;
 
--- Whether a task that no worker knows may fail without a run: a paused lane keeps its tasks, a fifo lane their order.
+-- Return whether a task that no worker knows may be failed without an attempt: tasks of a paused lane stay, and tasks
+-- of a fifo lane are failed in order.
 CREATE OR REPLACE FUNCTION horsies_may_leave_lane_v1(p_queue text, p_lane bigint, p_id uuid) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
@@ -829,9 +840,10 @@ BEGIN
 END
 $$;
 
--- Lock and return due tasks with keys of this name, which no worker knows, up to a number: of a fifo lane only its head,
--- none of a paused lane. "p_only" restricts the search to these tasks. A queue in order is searched by the heads of its
--- lanes, because a check of every task took 0.16 ms each.
+-- Lock and return due tasks with keys and this name, which no worker knows, up to "p_limit". Of a fifo lane only the
+-- first task is returned, of a paused lane none. "p_only" restricts the search to these tasks. In a queue whose keys
+-- are fifo by default, only the first task of each lane is checked, because a check of every task took 0.16 ms per
+-- task.
 CREATE OR REPLACE FUNCTION horsies_lock_unresolvable_v1(
     p_queue text, p_name text, p_grace_seconds float8, p_excluded uuid[], p_only uuid[], p_limit integer) RETURNS uuid[]
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -839,7 +851,7 @@ DECLARE
     due_at timestamptz := now() - p_grace_seconds * interval '1 second';
     is_fifo boolean := coalesce((
         SELECT stored.is_fifo FROM horsies_lanes AS stored WHERE stored.queue_name = p_queue AND stored.lane = 0), false);
-    -- The lanes that are paused or have their own order.
+    -- The lanes of the queue that are paused or fifo.
     special bigint[] := ARRAY(
         SELECT stored.lane FROM horsies_lanes AS stored
         WHERE stored.queue_name = p_queue AND stored.lane <> 0 AND (stored.paused_at IS NOT NULL OR stored.is_fifo));
@@ -878,7 +890,7 @@ BEGIN
 END
 $$;
 
--- The first tasks of lanes that a worker may change one by one, one of each of up to "p_limit" lanes; see find_due.
+-- Return the first task of each of up to "p_limit" lanes, for a worker that changes tasks one by one; see find_due.
 CREATE OR REPLACE FUNCTION horsies_first_of_lanes_v1(
     p_queue text, p_grace_seconds float8, p_excluded uuid[], p_unknown_names text[], p_refused_by text[],
     p_names text[], p_limit integer)
@@ -901,7 +913,7 @@ BEGIN
 END
 $$;
 
--- The lane of a task that returns to its queue: none while its run is paused.
+-- Return the lane of a task that returns to its queue; NULL while its run is paused.
 CREATE OR REPLACE FUNCTION horsies_returned_lane_v1(p_lane bigint, p_run_id uuid) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
     RETURN CASE WHEN NOT EXISTS (
@@ -909,9 +921,9 @@ BEGIN
 END
 $$;
 
--- For a worker that looks at the tasks with keys of these queues: those whose time has come move to their lanes
--- (PENDING -> PENDING, and the update notifies the workers of the queue); then the seconds until the next one is due,
--- NULL without one, and the queues that have any task with a key that has not ended.
+-- For a worker that serves the tasks with keys of these queues: move the tasks that have become due to their lanes
+-- (PENDING -> PENDING; the update notifies the workers of the queue). Returns the seconds until the next such task is
+-- due (NULL if there is none), and the queues that have open tasks with keys.
 CREATE OR REPLACE FUNCTION horsies_look_at_keys_v1(
     p_queues text[], p_limit integer, OUT seconds double precision, OUT queues text[], OUT promoted integer)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$

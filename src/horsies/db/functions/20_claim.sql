@@ -2,23 +2,23 @@
 --
 -- Plans made on an empty table
 --
--- A plan lives as long as its connection, and it may have been made when the tables held two rows. From then on, such
--- a plan reads a table from end to end, or walks a partial index past everything in flight. Five idioms leave the
+-- A session keeps a plan as long as its connection lives, and the plan may date from a time when the tables contained
+-- two rows. Such a plan reads a whole table, or walks a partial index past every task in flight. Five idioms leave the
 -- planner no wrong choice; other files refer to them by these names.
 --
--- * Opaque status: coalesce(status, '') = 'RUNNING' is a guard that the planner cannot match to a partial index.
---   Known rows should be reached through the primary key.
--- * By position: id = ANY(ids) makes the primary key the only way to the rows, and (numbers)[array_position(ids, id)]
---   is the value that belongs to a row. A join with unnest(ids, numbers) compares every row with every id instead,
---   which made a turn of 64 tasks half as expensive again. The ids must be unique.
+-- * Opaque status: coalesce(status, '') = 'RUNNING' is a guard that the planner cannot match to a partial index. Rows
+--   with a known id should be found through the primary key.
+-- * By position: id = ANY(ids) leaves the planner only the primary key to find the rows, and
+--   (numbers)[array_position(ids, id)] is the value for that row. A join with unnest(ids, numbers) compares every row
+--   with every id instead, which made a turn of 64 tasks half as expensive again. The ids must be unique.
 -- * One by one: a LATERAL subquery that ends in OFFSET 0 is not merged into the surrounding query, so each key is
---   looked up separately. Both columns of a node's key come from one source: if the run came from one source and the
---   index from another, a plan made when there were few nodes would use only the run.
--- * Few rows: a LIMIT with a value that the planner does not know makes it expect few rows.
--- * Forced step: (SELECT count(*) FROM step) >= 0 is always true, and makes "step" run, and run first.
+--   looked up separately. Take both columns of a node's key from the same source. If the run came from one source and
+--   the node's index from another, a plan made when there were few nodes would use only the run.
+-- * Few rows: a LIMIT whose value the planner does not know makes the planner expect few rows.
+-- * Forced step: (SELECT count(*) FROM step) >= 0 is always true. It forces "step" to run, and to run first.
 
--- The locks under which caps are read and used: one for the whole cluster if it has a cap, otherwise one per capped
--- queue in key order. They are held until the commit, so no two turns count the same place.
+-- Take the locks that protect the caps: one for the whole cluster if it has a cap, otherwise one per queue with a cap,
+-- in key order. The locks are held until the commit, so no two turns count the same place.
 CREATE OR REPLACE FUNCTION horsies_lock_caps(p_queues text[], p_queue_caps integer[], p_cluster_cap integer)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -33,9 +33,9 @@ BEGIN
 END
 $$;
 
--- The occupied places under a cap, for one queue or for all. Neither a lapsed lease nor a task whose code has ended
--- but whose outcome the database refuses occupies a place. Volatile, so that it counts the changes that other turns
--- committed while this one waited for the locks.
+-- Count the occupied places under a cap, for one queue or for all. A claimed task whose lease has lapsed occupies no
+-- place, and neither does a task whose code has ended but whose outcome the database refuses. The function is volatile,
+-- so that it counts changes that other turns committed while this turn waited for the locks.
 CREATE OR REPLACE FUNCTION horsies_in_flight(p_queue text, p_counts_claimed boolean, p_now timestamptz)
 RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
@@ -43,7 +43,7 @@ BEGIN
         SELECT count(*) FROM horsies_tasks AS task
         WHERE task.status IN ('CLAIMED', 'RUNNING') AND (p_queue IS NULL OR task.queue_name = p_queue)
           AND (task.status = 'RUNNING' OR (p_counts_claimed AND task.claim_expires_at > p_now))
-          -- The first check runs once, and the table is almost always empty.
+          -- The first NOT EXISTS runs only once, and the table is almost always empty.
           AND (NOT EXISTS (SELECT FROM horsies_blocked) OR NOT EXISTS (
               SELECT FROM horsies_blocked AS blocked
               WHERE blocked.id = task.id AND blocked.kind = 'task' AND blocked.generation = task.generation
@@ -51,7 +51,7 @@ BEGIN
 END
 $$;
 
--- Whether workers with these parameters skip a task because its call does not fit them.
+-- Return whether workers with these parameters skip a task because its call does not fit their parameters.
 CREATE OR REPLACE FUNCTION horsies_is_refused(p_id uuid, p_fingerprints text[], p_now timestamptz)
 RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -61,8 +61,8 @@ BEGIN
 END
 $$;
 
--- Lock and return the next due tasks, in order, for a worker with async children: either only "async def" tasks or
--- only the others. The index horsies_tasks_claim_async holds only "async def" tasks. The others are found through the
+-- Lock and return the next due tasks, in order, for a worker with async children: either only "async def" tasks or only
+-- other tasks. The index horsies_tasks_claim_async holds only "async def" tasks. Other tasks are found through the
 -- claim index, where skipping an "async def" task or an excluded task costs about 1 us.
 CREATE OR REPLACE FUNCTION horsies_due_of_kind(
     p_is_async boolean, p_queue text, p_level integer, p_look_at timestamptz, p_after_at timestamptz,
@@ -98,14 +98,15 @@ BEGIN
 END
 $$;
 
--- The next due tasks of one queue and priority while children that already hold tasks may take more: up to "p_any"
--- tasks of any kind for idle children, followed by the leading run of short tasks that may wait in a child, none of
--- them from a queue with a cap. The run ends at the first other task, so nothing overtakes that task. The rows behind
--- the run stay locked until the commit, and other workers' claims skip them, so the commit notifies these workers. A
--- worker asks for fewer tasks while it gets less than it asks for.
+-- Return the next due tasks of one queue and priority, when children that already hold tasks may take more: up to
+-- "p_any" tasks of any kind for idle children, followed by the leading run of short tasks that may wait in a child. A
+-- queue with a cap has no such run. The run ends at the first task that may not wait in a child, so nothing overtakes
+-- that task. The rows behind the run stay locked until the commit, and other workers' claims skip them, so the commit
+-- notifies these workers. A worker that receives fewer tasks than it requests then requests fewer.
 --
--- "is_open" says whether tasks of later priorities and queues may wait in children too: all due tasks of this queue
--- and priority are short and were taken. A queue without due tasks is open, even if tasks wait in it for later.
+-- "is_open" means that tasks of later priorities and queues may wait in children too, because all due tasks of this
+-- queue and priority are short and were taken. It is also true for a queue without due tasks, even if the queue has
+-- delayed tasks.
 CREATE OR REPLACE FUNCTION horsies_leading_run(
     p_queue text, p_priority integer, p_after_at timestamptz, p_after_id uuid, p_look_at timestamptz,
     p_wanted integer, p_any integer, p_is_capped boolean, p_short_names text[], p_is_async boolean,
@@ -144,51 +145,52 @@ END
 $$;
 
 -- PENDING -> RUNNING or CLAIMED: queues in the given order, priorities in order within a queue, first in first out
--- within a priority, until the idle children or the places under a cap run out. A loop in the database needs one
--- round trip where a loop in the worker would need one per queue; compared with a single plain UPDATE it costs 3 to 8
--- % of a turn. Inside the loop, the choice and the update are one statement: as separate functions they cost another
--- 2 to 5 % of a claim.
+-- within a priority, until the idle children or the places under a cap run out. The loop over the queues runs in the
+-- database and needs one round trip; a loop in the worker would need one per queue. Compared with a single plain
+-- UPDATE, the loop costs 3 to 8 % of a turn. Inside the loop, one statement chooses the rows and updates them: two
+-- separate functions cost another 2 to 5 % of a claim.
 --
 -- * A task for an idle child is claimed and started in one step: status RUNNING, with the child's pid. Tasks
 --   claimed ahead ("p_prefetch") stay CLAIMED under a lease.
 -- * The rows are chosen in an ARRAY(SELECT ...), which is evaluated exactly once: IN (SELECT ... LIMIT n FOR UPDATE
---   SKIP LOCKED) may be evaluated again and claim more than its limit. The update finds a task's child by position
---   and loses the order of the tasks, so the order is restored.
+--   SKIP LOCKED) may be evaluated again and claim more than its limit. The update finds a task's child by position but
+--   loses the order of the tasks, so the result is sorted again.
 -- * Priorities are scanned one at a time, so that "enqueued_at <= look_at" ends the index scan: a hundred thousand
---   tasks scheduled for tomorrow cost nothing today. "look_at" is a value, because a volatile function in the WHERE
+--   tasks that are due tomorrow cost nothing today. "look_at" is a value, because a volatile function in the WHERE
 --   clause would be a filter instead of an index condition.
 -- * Claimed tasks leave dead index entries until vacuum removes them, which an open transaction prevents. So a worker
---   keeps a mark per queue, the task it got last (priority, time, id). The first pass searches behind the marks,
---   which takes one index probe per queue; the second pass, made with "p_looks_everywhere" if places are left,
---   searches the marked queues from the front. Behind a mark the order is exact. The worker decides how often to
---   search without marks, so that a task in front of them does not wait long. "p_marked_lanes" and the arrays after it
---   are the marks of lanes, in the order of the ring.
--- * With several queues and marks, one statement finds the queues that have tasks, behind their marks if they have
---   any. Four queues without tasks add 0.03 ms to a claim; searched one by one they added 0.08 ms, or 0.36 ms if no
---   child had a window. A claim without marks would scan dead entries a second time. A priority whose first task is
---   not due is skipped.
+--   keeps one mark per queue: the priority, time and id of the last task that it claimed. The first pass searches
+--   behind the marks, which takes one index probe per queue; the second pass, made with "p_looks_everywhere" if places
+--   are left, searches the marked queues from the front. Tasks behind a mark are claimed in exact order. The worker
+--   decides how often to search without marks, so that a task in front of a mark does not wait long. "p_marked_lanes"
+--   and the parameters after it contain the marks of lanes, in the order of the ring.
+-- * With several queues and marks, one statement finds the queues that have tasks; in a queue with a mark, only tasks
+--   behind the mark count. With this statement, four queues without tasks add 0.03 ms to a claim; with a separate
+--   search of each they added 0.08 ms, or 0.36 ms if no child had a window. A claim without marks does without this
+--   statement, because it would scan dead entries a second time. A priority whose first task is not due is skipped.
 -- * The statement that chooses the rows also checks whether a queue is paused: a separate statement cost 0.02 ms.
 -- * A worker that has met tasks it cannot run excludes their names ("p_unknown_names"), the tasks themselves
---   ("p_refused_ids"), or the tasks that its parameters do not fit ("p_refused_by", see horsies_refusals). CASE keeps
---   the planner from estimating how many are left, and costs other workers about 10 ns per task. Walking over an
---   excluded task costs about 1 us, over a refused call about 3 us; bookmarks start behind them.
--- * "p_freed" counts the places of each queue that this transaction has given back. If the claim does not take them
+--   ("p_refused_ids"), or the tasks that its parameters do not fit ("p_refused_by", see horsies_refusals). The CASE
+--   keeps the planner from estimating how many tasks remain, and costs workers without exclusions about 10 ns per task.
+--   Skipping an excluded task costs about 1 us and skipping a refused call about 3 us; marks start behind such tasks.
+-- * "p_freed" is the number of places that this transaction has freed in each queue. If the claim does not use them
 --   again, it notifies the workers that a cap may have turned away.
 -- * Windows: the first "p_idle" places belong to idle children and are filled with any tasks. The places after them
 --   belong to children that hold other tasks: only short tasks may take them (horsies_leading_run), and never from a
---   queue with a cap. The claim goes through the queues and priorities in order, and fills these places until it
---   meets a due task that it may take but that may not wait in a child. Tasks that were claimed earlier, wait for
---   later or are paused do not matter.
--- * "p_rate_seconds" and "p_rate_bursts" are the queues' rates, empty for a worker without any; see 18_rates.sql.
--- * "p_cursors" has a place on the ring of lanes for each queue whose tasks have keys, and is empty for a worker that
---   knows of none; see 19_keys.sql. Such a queue is served by its lanes: idle children take tasks of any lane, then
---   windows take short ones, unless tasks without a key wait for their turn. A row without an id answers with the
---   lane where the next claim continues, with whether the lanes have more, and with the seconds after which
---   a limited lane may have. "p_freed_lanes" are the lanes of the tasks that this transaction has ended.
--- * "p_is_async" restricts the claim to tasks of "async def" functions (true) or to all others (false); NULL takes
---   both.
--- * "details" has the columns that only a task's code may ask for, one per line in a single text: each further column
---   would cost the worker 0.1 us, and hardly any task asks.
+--   queue with a cap. The claim goes through the queues and priorities in order, and fills these places until it meets
+--   a due task that it could claim but that may not wait in a child. Claimed, delayed and paused tasks do not stop it.
+-- * "p_rate_seconds" and "p_rate_bursts" are the rates of the queues; both arrays are empty for a worker whose queues
+--   have none. See 18_rates.sql.
+-- * "p_cursors" contains a place on the ring of lanes for each queue whose tasks have keys, and is empty if the worker
+--   knows of no such queue; see 19_keys.sql. Such a queue is served lane by lane: idle children take tasks of any lane,
+--   then windows take short tasks, unless tasks without a key wait for their turn. For such a queue the result includes
+--   a row without an id. It contains the lane at which the next claim continues, whether the lanes were drained, and
+--   the seconds after which a lane with limits may have more tasks. "p_freed_lanes" are the lanes of the tasks that
+--   this transaction has ended.
+-- * "p_is_async" restricts the claim to tasks of "async def" functions (true) or to all other tasks (false); NULL means
+--   no restriction.
+-- * "details" contains the columns that only a task's code may read, one per line in a single text. As separate columns
+--   they would cost the worker 0.1 us each, and hardly any task reads them.
 CREATE OR REPLACE FUNCTION horsies_claim_v1(
     p_worker_id text, p_hostname text, p_pids integer[], p_prefetch integer, p_lease_ms integer,
     p_queues text[], p_queue_limits integer[], p_queue_caps integer[], p_cluster_cap integer,
@@ -232,7 +234,7 @@ DECLARE
     marks horsies_lane_marks;
     reserved integer;
     taken_keyed uuid[] := '{}';
-    -- The queues whose marked lanes were searched from their fronts as well.
+    -- The queues in which this claim has also searched the marked lanes from their fronts.
     searched text[] := '{}';
 BEGIN
     IF p_cluster_cap IS NOT NULL OR array_remove(p_queue_caps, NULL) <> '{}' THEN
@@ -246,7 +248,7 @@ BEGIN
         places := least(places, p_cluster_cap - horsies_in_flight(NULL, true, look_at));
     END IF;
     IF cardinality(p_queues) > 1 AND p_marked_ids <> '{}' THEN
-        -- LIMIT, because the planner may answer EXISTS with a hash table of all pending tasks.
+        -- LIMIT 1 instead of EXISTS, because the planner may implement EXISTS by a hash table of all pending tasks.
         has_tasks := ARRAY(
             SELECT CASE WHEN p_marked_ids[place] IS NULL THEN (
                 SELECT true FROM horsies_tasks AS task
@@ -275,7 +277,7 @@ BEGIN
             queue := p_queues[position];
             wanted := least(places - taken, p_queue_limits[position] - taken_here[position]);
             IF wanted > 0 AND p_queue_caps[position] IS NOT NULL THEN
-                -- Fetching one task more than may be taken shows whether a due task is left, which nothing may
+                -- One task more than may be taken is fetched, to find out whether a due task remains that nothing may
                 -- overtake.
                 wanted := least(wanted,
                     p_queue_caps[position] - horsies_in_flight(queue, p_counts_claimed, look_at),
@@ -298,12 +300,12 @@ BEGIN
                         CASE WHEN taken < idle THEN least(wanted, idle - taken) ELSE wanted END - reserved, look_at,
                         taken >= idle, p_short_names, p_is_async, p_unknown_names, p_refused_ids, p_refused_by, marks);
                     run_ids := keyed.ids;
-                    -- Only an answer with tasks leads to another search: blocked lanes alone would have it go round forever.
+                    -- Search again only after a result with tasks: with blocked lanes alone, the loop would never end.
                     IF taken < idle AND places > idle AND p_queue_caps[position] IS NULL AND run_ids <> '{}'
                         AND NOT (keyed.is_drained OR keyed.has_plain) THEN
                         cursor := keyed.cursor;
                     ELSIF marks IS NOT NULL AND keyed.is_drained AND p_looks_everywhere THEN
-                        -- The lanes are searched from their fronts; a task without a key keeps its place.
+                        -- Search the lanes again, from their fronts; a task without a key keeps its place.
                         marks := NULL;
                         searched := searched || queue;
                         reserved := keyed.has_plain::integer;
@@ -419,11 +421,11 @@ BEGIN
 END
 $$;
 
--- Seconds until a task on these queues becomes due or expires, or NULL if none will, and the time of this query. A
--- task that became due since the last query counts as due now, because it may have become due after the claim that
--- did not find it. "overdue" says that a task or a run is past its deadline, or a claim past its lease: the statements
--- that end those cost three times as much as this function, so an idle worker runs them only then. Takes one index
--- probe per queue and priority in use.
+-- Return the seconds until a task on these queues becomes due or expires (NULL if none will), and the time of this
+-- query. A task that became due since the previous query counts as due now, because it may have become due just after a
+-- claim that did not find it. "overdue" means that a deadline of a task or run, or the lease of a claim, has passed.
+-- The statements that end such tasks, runs and claims cost three times as much as this function, so an idle worker runs
+-- them only if "overdue" is true. This function needs one index probe per queue and priority in use.
 CREATE OR REPLACE FUNCTION horsies_seconds_until_due_v1(
     p_queues text[], p_last_look timestamptz, OUT seconds double precision, OUT looked_at timestamptz,
     OUT overdue boolean)

@@ -1,8 +1,9 @@
--- Keys for people: the state of lanes, for operators and explanations. Nothing here changes a row, and each function
--- reads a bounded number of entries, however many tasks one key has.
+-- The state of lanes, as commands and pages show it to people. Nothing here changes a row, and each function reads a
+-- bounded number of entries, however many tasks one key has.
 
--- One lane: its due tasks, counted up to "p_most", the first of them, its tasks in flight, the limits that hold for it,
--- and when its rate allows the next start. "is_own" says whether an operator has set limits for this key.
+-- Describe one lane: its due tasks, counted up to "p_most", since when its first task is due, its tasks in flight, the
+-- limits that apply to it, and when its rate allows the next start. "is_own" is true if an operator has set limits for
+-- this key.
 CREATE OR REPLACE FUNCTION horsies_lane_state_v1(p_queue text, p_lane bigint, p_key text, p_most integer) RETURNS TABLE (
     queue_name text, key text, due bigint, first_due_at timestamptz, in_flight bigint, max_concurrency integer,
     rate_seconds double precision, rate_burst integer, weight double precision, is_fifo boolean, halts boolean,
@@ -48,8 +49,8 @@ BEGIN
 END
 $$;
 
--- The lanes of a queue, up to "p_limit": those that an operator has changed, then those with tasks in flight, then those
--- with due tasks. Counts as horsies_lane_state_v1 does.
+-- Describe up to "p_limit" lanes of a queue: first lanes with their own limits or a pause, then lanes with tasks in
+-- flight, then lanes with due tasks. Tasks are counted as in horsies_lane_state_v1.
 CREATE OR REPLACE FUNCTION horsies_list_lanes_v1(p_queue text, p_limit integer, p_most integer) RETURNS TABLE (
     queue_name text, key text, due bigint, first_due_at timestamptz, in_flight bigint, max_concurrency integer,
     rate_seconds double precision, rate_burst integer, weight double precision, is_fifo boolean, halts boolean,
@@ -74,7 +75,7 @@ BEGIN
 END
 $$;
 
--- How many keys of a queue have due tasks, counted up to "p_most".
+-- Return how many keys of a queue have due tasks, counted up to "p_most".
 CREATE OR REPLACE FUNCTION horsies_count_lanes_v1(p_queue text, p_most integer) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (
@@ -85,7 +86,8 @@ BEGIN
 END
 $$;
 
--- The due tasks of the first lanes of a queue in their order, with their places in their lanes; none of a paused lane.
+-- Return due tasks at the front of a queue's first lanes, in the order of the lanes, each with its place in its lane.
+-- Paused lanes are left out.
 CREATE OR REPLACE FUNCTION horsies_lane_fronts_v1(p_queue text, p_limit integer) RETURNS TABLE (
     id uuid, task_name text, priority integer, enqueued_at timestamptz, retry_count integer, key text, place bigint)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -108,7 +110,7 @@ BEGIN
 END
 $$;
 
--- The due tasks of a lane that start before this one, counted up to "p_most".
+-- Count the due tasks of a lane that start before this task, up to "p_most".
 CREATE OR REPLACE FUNCTION horsies_count_before_v1(
     p_queue text, p_lane bigint, p_priority integer, p_enqueued_at timestamptz, p_id uuid, p_most integer)
 RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$

@@ -6,7 +6,7 @@ RETURNS text LANGUAGE sql IMMUTABLE
 RETURN json_build_object('error_code', json_build_object('__builtin_task_code__', p_code),
     'message', p_message, 'data', p_data, 'exception', NULL)::text;
 
--- The result of a task that has ended, or an error in place of a result that was never written.
+-- The result of a task that has ended, or an error that takes the place of a result that was never written.
 CREATE OR REPLACE FUNCTION horsies_task_result_v1(p_task horsies_tasks) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT coalesce(p_task.result, '{"err":' || horsies_task_error(
         CASE p_task.status
@@ -18,7 +18,7 @@ CREATE OR REPLACE FUNCTION horsies_task_result_v1(p_task horsies_tasks) RETURNS 
         coalesce(p_task.failed_reason, 'The task ended as ' || p_task.status || '.')) || '}')
 $$;
 
--- The tasks of a map's items in order, without their texts. For a retried item only the last task counts.
+-- The tasks of a map's items in order, without the text columns. For a retried item only its last task counts.
 CREATE OR REPLACE FUNCTION horsies_items(p_run_id uuid, p_index integer)
 RETURNS TABLE (item_index integer, id uuid, status text, enqueued_at timestamptz, result_bytes integer)
 LANGUAGE sql STABLE AS $$
@@ -30,8 +30,8 @@ LANGUAGE sql STABLE AS $$
     ORDER BY task.workflow_item_index, task.id DESC
 $$;
 
--- Whether a node's result is a list of item results: those of a map, or of the map that is its sub-workflow's output.
--- No row holds the list, because it could exceed the 1 GB that PostgreSQL can store.
+-- Return whether a node's result is a list of item results: the items of its own map, or of the map that is the output
+-- of its sub-workflow. No row contains the list, because it could exceed the 1 GB that PostgreSQL can store.
 CREATE OR REPLACE FUNCTION horsies_is_list(p_node horsies_workflow_tasks) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT p_node.status = 'COMPLETED' AND p_node.kind IN ('map', 'workflow') AND p_node.result IS NULL
@@ -54,7 +54,7 @@ BEGIN
 END
 $$;
 
--- The items whose results are the result of this node.
+-- The items whose results form the result of this node.
 CREATE OR REPLACE FUNCTION horsies_list_v1(p_run_id uuid, p_index integer)
 RETURNS TABLE (item_index integer, id uuid, bytes bigint) LANGUAGE sql STABLE AS $$
     SELECT item.item_index, item.id, item.result_bytes + 1
@@ -62,7 +62,7 @@ RETURNS TABLE (item_index integer, id uuid, bytes bigint) LANGUAGE sql STABLE AS
     CROSS JOIN LATERAL horsies_items(map.run_id, map.node_index) AS item ORDER BY item.item_index
 $$;
 
--- The size of a node's result, or NULL if there is none. Sizes are computed without reading the texts.
+-- Return the size of a node's result, or NULL if the node has none. The sizes are computed without reading the texts.
 CREATE OR REPLACE FUNCTION horsies_result_bytes_v1(p_node horsies_workflow_tasks) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT CASE
@@ -103,7 +103,8 @@ LANGUAGE sql STABLE AS $$
     FROM horsies_list_v1(p_node.workflow_id, p_node.task_index) AS part
 $$;
 
--- The result of a node that has ended: its own, its task's, the list of its items, or an error if it is missing.
+-- Return the result of a node that has ended: its stored result, its task's result, the list of its items' results, or
+-- an error if the result is missing.
 CREATE OR REPLACE FUNCTION horsies_node_result_v1(p_node horsies_workflow_tasks) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT CASE
@@ -125,7 +126,7 @@ LANGUAGE sql STABLE AS $$
     SELECT (horsies_node_result_v1(p_node)::json -> 'err')::text
 $$;
 
--- The error of the first failed node by index; if the policy has cases, only nodes in those cases count.
+-- The error of the first failed node by index; if the success policy has cases, only nodes in those cases count.
 CREATE OR REPLACE FUNCTION horsies_first_error(p_run_id uuid, p_cases jsonb DEFAULT NULL) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT horsies_node_error(node) FROM horsies_workflow_tasks AS node
@@ -144,8 +145,9 @@ RETURNS SETOF horsies_workflow_tasks LANGUAGE sql STABLE AS $$
                ELSE node.task_index = p_run.output_task_index END
 $$;
 
--- The size of a completed run's result, or NULL for any other run; and the result itself if it is at most
--- "p_max_bytes" long: the output node's result, or the results of all nodes without dependents, by id.
+-- Return the size of a completed run's result, or NULL for any other run. Return the result as well if it is at most
+-- "p_max_bytes" long: the result of the output node, or a list of the results of all nodes without dependents, each
+-- with its node's id.
 CREATE OR REPLACE FUNCTION horsies_run_result_v1(
     p_run horsies_workflows, p_max_bytes bigint, OUT bytes bigint, OUT result text)
 LANGUAGE plpgsql STABLE AS $$

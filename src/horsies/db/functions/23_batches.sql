@@ -1,12 +1,12 @@
--- Batches: a child that was given one task of a batched function takes more of them, for the same call.
+-- Batches: a child that has received one task of a batched function can take more tasks of it for the same call.
 --
--- The claim gives every idle child one task, as always. If that task is batched, the worker claims those behind it in the
--- same lane with this function, in another transaction. So the claim itself does not change, a lane counts as
--- served once, and everything after the claim treats each task by itself. Every limit holds: each task counts under
--- the caps, the rates and the limits of its key.
+-- The claim gives every idle child one task, as always. If that task is batched, the worker uses this function, in
+-- another transaction, to claim the tasks behind it in the same lane. So the claim itself does not change, the lane
+-- uses only one turn, and everything after the claim treats each task separately. Every limit applies: each task counts
+-- under the caps, the rates and the limits of its key.
 
--- How many more tasks of a lane may start now under the caps, the rate of the queue and the limits of the lane. The
--- locks are taken in the order of the claim.
+-- Return how many more tasks of a lane may start now under the caps, the rate of the queue and the limits of the lane.
+-- The locks are taken in the same order as in a claim.
 CREATE OR REPLACE FUNCTION horsies_batch_room(
     p_queue text, p_lane bigint, p_wanted integer, p_queue_cap integer, p_cluster_cap integer, p_counts_claimed boolean,
     p_rate_seconds float8, p_rate_burst integer, OUT room integer, OUT limits horsies_lanes)
@@ -38,9 +38,10 @@ BEGIN
 END
 $$;
 
--- Lock and return the due tasks of one name behind a task of their lane, in order: the leading run, which ends at the
--- first task of another name, so nothing overtakes that task. The rows behind the run stay locked until the commit, and
--- other claims pass over them, so the commit notifies the workers of the queue. Tasks for async children stay there.
+-- Lock and return the due tasks with this name behind a given task of their lane, in order. Only the leading run is
+-- returned: it ends at the first task with another name, so nothing overtakes that task. The rows behind the run stay
+-- locked until the commit, and other claims skip them, so the commit notifies the workers of the queue. Tasks for async
+-- children are left out.
 CREATE OR REPLACE FUNCTION horsies_due_behind(
     p_queue text, p_lane bigint, p_task_name text, p_wanted integer, p_after_priority integer,
     p_after_at timestamptz, p_after_id uuid, p_refused_ids uuid[], p_refused_by text[]) RETURNS uuid[]
@@ -72,9 +73,10 @@ BEGIN
 END
 $$;
 
--- PENDING -> RUNNING for up to "p_wanted" tasks behind those that children of this worker were given ("p_heads", all of
--- one name and lane, in order, with the children "p_pids"). Batches of "p_size" are filled one after another, the
--- heads first: a head whose batch is that of an earlier child moves there.
+-- PENDING -> RUNNING for up to "p_wanted" tasks behind "p_heads". The heads are the tasks that children of this worker
+-- have already received, all of one name and lane, in order; "p_pids" are their children. Batches of "p_size" tasks are
+-- filled one after another, first with the heads: a head that falls into the batch of an earlier child moves to that
+-- child.
 CREATE OR REPLACE FUNCTION horsies_claim_batch_v1(
     p_worker_id text, p_hostname text, p_heads uuid[], p_pids integer[], p_size integer, p_queue text, p_lane bigint,
     p_task_name text, p_wanted integer, p_after_priority integer, p_after_at timestamptz, p_queue_cap integer,

@@ -1,10 +1,10 @@
--- Trees of runs: ids, nodes by key, descendants, and the root's lock.
+-- Trees of runs: new ids, nodes by key, descendants, and the lock of the root.
 --
 -- Here and in other files, "RETURN expression" marks small functions that the planner inlines: their operators are
 -- resolved when the function is created. All other functions set their own search_path, which prevents inlining; see
 -- in_schema in db/schema.py.
 
--- A new id that begins with its time (UUIDv7), like the ids that producers create.
+-- Return a new id that begins with the current time (UUIDv7), like the ids that producers create.
 CREATE OR REPLACE FUNCTION horsies_new_id() RETURNS uuid LANGUAGE sql VOLATILE
 RETURN encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
     PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
@@ -14,7 +14,7 @@ RETURN encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
 CREATE OR REPLACE FUNCTION horsies_never_v1() RETURNS timestamptz LANGUAGE sql IMMUTABLE
 RETURN timestamptz '9999-01-01 00:00:00+00';
 
--- Nodes looked up by key (few rows, one by one; see 20_claim.sql).
+-- Look up nodes by key (few rows, one by one; see 20_claim.sql).
 CREATE OR REPLACE FUNCTION horsies_nodes_by_key(p_nodes horsies_nodes) RETURNS SETOF horsies_workflow_tasks
 LANGUAGE sql STABLE AS $$
     SELECT found.*
@@ -25,7 +25,7 @@ LANGUAGE sql STABLE AS $$
         WHERE node.workflow_id = key.workflow_id AND node.task_index = key.task_index OFFSET 0) AS found
 $$;
 
--- The runs directly below a run (one by one).
+-- The child runs of a run, without their own children (one by one; see 20_claim.sql).
 CREATE OR REPLACE FUNCTION horsies_children(p_run_id uuid) RETURNS SETOF horsies_workflows
 LANGUAGE sql STABLE AS $$
     SELECT child.* FROM horsies_workflows AS child WHERE child.parent_workflow_id = p_run_id OFFSET 0
@@ -40,8 +40,8 @@ CREATE OR REPLACE FUNCTION horsies_family_v1(p_run_id uuid) RETURNS SETOF uuid L
     SELECT id FROM family
 $$;
 
--- A run and its open descendants. Runs below an expired run are excluded: no parent takes their results, so they
--- neither pause nor resume with the runs above.
+-- A run and its open descendants. Runs below an expired run are excluded: no parent waits for their results, so they do
+-- not pause or resume together with the runs above.
 CREATE OR REPLACE FUNCTION horsies_tree(p_run_id uuid) RETURNS SETOF uuid LANGUAGE sql STABLE AS $$
     WITH RECURSIVE tree AS (
         SELECT p_run_id AS id
@@ -51,8 +51,8 @@ CREATE OR REPLACE FUNCTION horsies_tree(p_run_id uuid) RETURNS SETOF uuid LANGUA
     SELECT id FROM tree
 $$;
 
--- The same, without runs paused by their own failure and without the runs below those: they wait for a decision about
--- that failure.
+-- Like horsies_tree, but without runs that their own failure has paused and without the runs below those: they wait for
+-- a decision about that failure.
 CREATE OR REPLACE FUNCTION horsies_tree_without_failures(p_run_id uuid) RETURNS SETOF uuid
 LANGUAGE sql STABLE AS $$
     WITH RECURSIVE tree AS (
@@ -66,7 +66,8 @@ LANGUAGE sql STABLE AS $$
     SELECT id FROM tree
 $$;
 
--- Take the root's lock, under which a tree changes. Returns the run's status, or NULL if there is no such run.
+-- Lock the root of a run's tree; every change to the tree requires this lock. Returns the run's status, or NULL if the
+-- run does not exist.
 CREATE OR REPLACE FUNCTION horsies_lock_tree(p_run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM root.id FROM horsies_workflows AS root
@@ -76,12 +77,12 @@ BEGIN
 END
 $$;
 
--- Nodes are deleted with their run, whichever statement deletes it: retention, the deletion of a parent, or a person
--- at a prompt. No node is left behind, because only the statement that inserts a run inserts its nodes.
+-- Nodes are deleted with their run, whichever statement deletes the run: retention, the deletion of a parent, or a
+-- manual DELETE. No node remains without its run, because only the statement that inserts a run inserts its nodes.
 CREATE OR REPLACE FUNCTION horsies_delete_nodes() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
-        -- The statement may truncate the nodes too, and PostgreSQL rejects a second TRUNCATE of that table.
+        -- The TRUNCATE may include the nodes, and PostgreSQL rejects a second TRUNCATE of that table.
         DELETE FROM horsies_workflow_tasks;
     ELSE
         DELETE FROM horsies_workflow_tasks AS node

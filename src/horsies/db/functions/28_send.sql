@@ -1,14 +1,14 @@
--- Sends from SQL, for programs in any language, for triggers and for pg_cron: horsies_send_v1 and
--- horsies_send_many_v1. Both make the same checks as task.send, with the same sentences, and store the same rows, in
--- the caller's transaction and with its privileges. The settings from each task's decorator come from
+-- Sends from SQL, for programs in any language, for triggers and for pg_cron: horsies_send_v1 and horsies_send_many_v1.
+-- Both make the same checks as task.send, with the same error messages, and store the same rows, in the caller's
+-- transaction and with the caller's privileges. The settings from each task's decorator come from
 -- horsies_task_defaults, where workers have stored them.
 --
--- Python producers insert with their own statement: the arguments are already checked and encoded there, and
--- horsies_send_v1 costs the server four times as much processor time (0.8 instead of 0.2 ms), nearly all of it for
--- calls of functions that set their own search_path. In one call for hundreds of tasks, each task costs 0.1 ms.
+-- Python producers insert with their own statement, because their arguments are already checked and encoded. For one
+-- task, horsies_send_v1 costs the server four times as much processor time (0.8 instead of 0.2 ms), mostly for calls of
+-- functions that set their own search_path. In one call for hundreds of tasks, each task costs 0.1 ms.
 
--- A JSON value's text with sorted keys and without spaces, as Python producers write it: a repeated key finds the
--- same request, whichever language sent it first.
+-- Return a JSON value as text with sorted keys and without spaces, as Python producers write it. So a repeated
+-- idempotency key matches the earlier request, whichever language sent that request.
 CREATE OR REPLACE FUNCTION horsies_canonical(p_value jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     CASE jsonb_typeof(p_value)
@@ -24,7 +24,8 @@ BEGIN
 END
 $$;
 
--- A moment in a call, which must carry its offset from UTC; NULL if it has none, and for any other value.
+-- Return a point in time from a call. The text must contain an offset from UTC; without one, and for any other value,
+-- the result is NULL.
 CREATE OR REPLACE FUNCTION horsies_moment(p_value jsonb) RETURNS timestamptz LANGUAGE plpgsql STABLE STRICT AS $$
 BEGIN
     IF jsonb_typeof(p_value) = 'string' AND p_value #>> '{}' ~ ':\d\d(\.\d+)? *(Z|[+-]\d\d(:?\d\d)?)$' THEN
@@ -36,8 +37,8 @@ EXCEPTION WHEN data_exception THEN
 END
 $$;
 
--- A duration in a call: a number of seconds, or a text that is an interval; NULL for any other value, or if it is
--- outside the limits of a send.
+-- Return a duration from a call: a number of seconds, or the text of an interval. The result is NULL for any other
+-- value, and for a duration outside the limits of a send.
 CREATE OR REPLACE FUNCTION horsies_duration(p_value jsonb, p_shortest interval) RETURNS interval
 LANGUAGE plpgsql STABLE STRICT AS $$
 DECLARE
@@ -101,8 +102,9 @@ BEGIN
 END
 $$;
 
--- Why a queue cannot take the task, or NULL. Workers have registered the queues of a task's application. A task that
--- no worker has registered needs a queue, and only the queue's name is checked.
+-- Return the reason why a queue cannot take the task, or NULL. If a worker has registered the task, the queue must be
+-- one of its application's queues. A call of an unregistered task must name a queue, and only the form of the name is
+-- checked.
 CREATE OR REPLACE FUNCTION horsies_queue_problem(p_queue jsonb, p_queues jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -125,8 +127,8 @@ BEGIN
 END
 $$;
 
--- Why the key of a call cannot be stored, or NULL. Without the option "key", it is the argument that the decorator
--- of the task names; a key of null is none.
+-- Return the reason why the key of a call cannot be stored, or NULL. Without the option "key", the key is the argument
+-- that the task's decorator names. The option "key" with a value of null means that the task has no key.
 CREATE OR REPLACE FUNCTION horsies_key_problem(p_call jsonb, p_parameter text, p_computes boolean) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -144,8 +146,8 @@ BEGIN
 END
 $$;
 
--- Why a call with a key cannot choose its place in its queue, or NULL. The call chooses its key or none; otherwise its task
--- may have one.
+-- Return the reason why a call with a key cannot choose its place in its queue, or NULL. The option "key" gives the key
+-- or, with null, none; without the option, the key comes from the task's decorator.
 CREATE OR REPLACE FUNCTION horsies_order_problem(p_call jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
     queue text := p_call ->> 'queue';
@@ -169,7 +171,7 @@ BEGIN
 END
 $$;
 
--- Why a call was not sent, or NULL: the first problem, in one sentence. A value of null means "not given".
+-- Return the first reason why a call cannot be sent, in one sentence, or NULL. A value of null means "not given".
 CREATE OR REPLACE FUNCTION horsies_call_problem(
     p_call jsonb, p_queues jsonb, p_reject_bytes bigint, p_key_parameter text, p_computes_key boolean) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
@@ -224,8 +226,8 @@ BEGIN
 END
 $$;
 
--- A sentence about the first call that cannot be sent; NULL if there is none. A call that has no name or is of the
--- wrong type has no defaults to check against.
+-- Return a sentence about the first call that cannot be sent, or NULL if there is none. A call without a name, or of
+-- the wrong type, has no defaults, so it is not checked any further.
 CREATE OR REPLACE FUNCTION horsies_calls_problem(p_calls jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF jsonb_typeof(p_calls) IS DISTINCT FROM 'array' THEN
@@ -253,8 +255,9 @@ BEGIN
 END
 $$;
 
--- The values of these checked calls, including their tasks' defaults, in the order of the calls. The options are
--- written in the order of TaskOptions.to_json, because the claim for async children compares their first characters.
+-- Return the column values for these checked calls, including the defaults of their tasks, in the order of the calls.
+-- The options are written in the same order as in TaskOptions.to_json, because the claim for async children compares
+-- their first characters.
 CREATE OR REPLACE FUNCTION horsies_call_rows(p_calls jsonb, p_ids uuid[], p_now timestamptz) RETURNS TABLE (
     id uuid, task_name text, queue_name text, priority integer, kwargs text, enqueued_at timestamptz,
     good_until timestamptz, max_retries integer, task_options text, timeout_ms integer, retention interval,
@@ -264,7 +267,7 @@ LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY
     SELECT p_ids[sent.place], sent.call ->> 'task', line.queue_name, line.priority,
-        -- As in encryption.py: a value of the caller never has the mark of encrypted ones.
+        -- As in encryption.py: an unencrypted value must not contain the mark of encrypted values.
         replace(line.kwargs, '"__horsies_encrypted__":"', '"\u005f_horsies_encrypted__":"'),
         greatest(horsies_moment(sent.call -> 'at'),
             p_now + coalesce(horsies_duration(sent.call -> 'delay', interval '0'), interval '0')),
@@ -273,7 +276,7 @@ BEGIN
         coalesce(horsies_duration(sent.call -> 'retention', interval '1 second'),
             (defaults.queues -> line.queue_name ->> 'retention_seconds')::float8 * interval '1 second'),
         CASE WHEN line.unique_while IS NULL THEN sent.call ->> 'idempotency_key' END,
-        -- As in tasks/request.py: the request without its times and headers, its parts separated by NUL.
+        -- As in tasks/request.py: the request without times and headers, with its parts separated by NUL.
         CASE WHEN sent.call ->> 'idempotency_key' IS NOT NULL THEN encode(sha256(
             convert_to(sent.call ->> 'task', 'UTF8') || '\x00'::bytea || convert_to(line.queue_name, 'UTF8')
             || '\x00'::bytea || convert_to(line.priority::text, 'UTF8') || '\x00'::bytea || '[]'::bytea
@@ -288,7 +291,7 @@ BEGIN
         SELECT coalesce(sent.call ->> 'queue', defaults.queue_name) AS queue_name,
             horsies_canonical(coalesce(sent.call -> 'kwargs', '{}')) AS kwargs,
             horsies_moment(sent.call -> 'good_until') AS good_until,
-            -- A call with a key of null has none, although its task has one.
+            -- A call whose option "key" is null gets no key, even if its task has one.
             CASE WHEN sent.call ? 'key' THEN sent.call ->> 'key'
                 ELSE coalesce(sent.call -> 'kwargs' ->> defaults.key_parameter, defaults.fixed_key) END AS lane_key,
             CASE WHEN sent.call ->> 'debounce' IS NOT NULL THEN 'waiting' ELSE nullif(
@@ -309,9 +312,9 @@ BEGIN
 END
 $$;
 
--- The task that holds a key, or NULL if there is none by now; raises if its request was different. The condition on
--- unique keys repeats their index's condition word for word, so that a plan made on an empty table does not later
--- read all of it.
+-- Return the task that holds an idempotency key, or NULL if no task holds the key any more. Raises an error if that
+-- task was sent with a different request. The condition on unique keys repeats the condition of their index word for
+-- word, so that a plan made on an empty table does not read the whole table later.
 CREATE OR REPLACE FUNCTION horsies_key_holder(p_name text, p_key text, p_unique_key text, p_sha text) RETURNS uuid
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -339,10 +342,10 @@ BEGIN
 END
 $$;
 
--- Nothing -> PENDING, or new values for the task that is waiting with this key and has not been claimed: it becomes
--- due after the quiet time, but no later than the longest time after the first send. Returns the task, or NULL if the
--- key is held by a task on another queue or lane, or by one that was not debounced. A claim waiting for that row goes first;
--- this send then creates a new task.
+-- Nothing -> PENDING, or new values for the task that waits with this key and has not been claimed. The task becomes
+-- due after the quiet time, but no later than "p_at_most_seconds" after the first send. Returns the task, or NULL if
+-- the key belongs to a task in another queue or lane, or to a task that was not debounced. A claim that has locked the
+-- waiting task's row goes first; this send then inserts a new task.
 CREATE OR REPLACE FUNCTION horsies_debounce_v1(
     p_id uuid, p_task_name text, p_queue_name text, p_priority integer, p_args text, p_kwargs text,
     p_sent_at timestamptz, p_quiet_seconds float8, p_at_most_seconds float8, p_good_until timestamptz,
@@ -353,7 +356,7 @@ DECLARE
     now_at timestamptz := clock_timestamp();
     stored uuid;
 BEGIN
-    -- The repetition of a send whose answer was lost.
+    -- The same send again, after its answer was lost.
     IF EXISTS (SELECT FROM horsies_tasks AS task WHERE task.id = p_id AND task.enqueue_sha = p_enqueue_sha) THEN
         RETURN p_id;
     END IF;
@@ -383,9 +386,9 @@ END
 $$;
 
 -- Nothing -> PENDING for each call in a JSON array, all or none; returns the ids in the order of the calls. A call is
--- an object with the parameters of horsies_send_v1 and its options. One statement inserts all rows, so workers get
--- one notification per queue. A key that is already in use returns the task that holds it. NULL sends nothing,
--- because that is what jsonb_agg returns for no rows.
+-- an object with the parameters of horsies_send_v1 and its options. One statement inserts all rows, so workers get one
+-- notification per queue. For a call whose idempotency key is already in use, the result is the task that holds the
+-- key. NULL as the array sends nothing, because jsonb_agg returns NULL for no rows.
 CREATE OR REPLACE FUNCTION horsies_send_many_v1(p_calls jsonb) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 DECLARE
     problem text := horsies_calls_problem(p_calls);
@@ -402,13 +405,14 @@ BEGIN
         RAISE EXCEPTION '%', problem USING ERRCODE = 'invalid_parameter_value';
     END IF;
     sent_at := clock_timestamp();
-    -- Sorted, because tasks with the same time are claimed in id order.
+    -- The ids are sorted, because tasks that are due at the same time are claimed in id order.
     ids := ARRAY(SELECT made.id FROM (
         SELECT horsies_new_id() AS id FROM generate_series(1, jsonb_array_length(p_calls))) AS made ORDER BY made.id);
     answer := ids;
     unsent := ids;
     WHILE unsent <> '{}' LOOP
-        -- "unsent" now contains the calls whose key lost its holder: the task ended or was deleted in between.
+        -- After the first round, "unsent" contains the calls whose key has become free: the task that held it ended or
+        -- was deleted in between.
         FOR kept IN
             WITH line AS MATERIALIZED (
                 SELECT made.* FROM horsies_call_rows(p_calls, ids, sent_at) AS made WHERE made.id = ANY(unsent)),
@@ -454,8 +458,8 @@ BEGIN
 END
 $$;
 
--- Nothing -> PENDING for one task, in the caller's transaction; returns its id. p_options holds rarely used options:
--- at, good_until, timeout_ms, unique, headers, retention, debounce, key.
+-- Nothing -> PENDING for one task, in the caller's transaction; returns its id. "p_options" contains rarely used
+-- options: at, good_until, timeout_ms, unique, headers, retention, debounce, key.
 CREATE OR REPLACE FUNCTION horsies_send_v1(
     p_task text, p_kwargs jsonb DEFAULT '{}', p_queue text DEFAULT NULL, p_priority integer DEFAULT NULL,
     p_delay interval DEFAULT NULL, p_idempotency_key text DEFAULT NULL, p_options jsonb DEFAULT '{}')

@@ -3,17 +3,19 @@
 -- horsies_advance. There is no second step that a crash could lose.
 --
 -- * One lock per tree of runs: a transaction locks the root before it changes a run, its nodes or a descendant. A
---   transaction that will end workflow tasks locks the roots before the tasks, in id order (lock_runs), so two of
---   them cannot deadlock.
--- * Everything is set-based: the number of statements depends on how deep skips cascade, not on how many nodes end or
---   become ready. A node's join is decided by counters in its own row, which are maintained while it is PENDING.
+--   transaction that will end workflow tasks locks the roots before the tasks, in id order (lock_runs), so two such
+--   transactions cannot deadlock.
+-- * All changes are made to sets of rows: the number of statements depends on how deep skips cascade, not on how many
+--   nodes end or become ready. A node's join is decided by counters in its own row, which are maintained while it is
+--   PENDING.
 -- * Only a RUNNING run advances. A node that ends in a paused run keeps "propagated" = false until the run is
 --   resumed.
--- * Ends recorded together count together, level by level: first, failures pause runs; then all ends in running runs
---   are counted; then their consequences are counted.
--- * For opaque status, by position, one by one and few rows, see 20_claim.sql.
+-- * Nodes that end in the same statement are handled together, level by level: first, failures pause runs; then all
+--   ended nodes in running runs are counted; then the nodes that end as a consequence are handled in the same way.
+-- * For the idioms "opaque status", "by position", "one by one" and "few rows", see 20_claim.sql.
 
--- The decision from a waiting node's counters: keep waiting (PENDING), start (READY) or never start (SKIPPED).
+-- Decide from a waiting node's counters whether the node keeps waiting (PENDING), starts (READY) or never starts
+-- (SKIPPED).
 CREATE OR REPLACE FUNCTION horsies_join(
     p_join_type text, p_min_success integer, p_allow_failed_deps boolean, p_open bigint, p_ok bigint,
     p_bad bigint, p_context_open bigint) RETURNS text LANGUAGE sql IMMUTABLE
@@ -28,23 +30,24 @@ RETURN CASE
     ELSE 'PENDING'
 END;
 
--- The status that follows from a decision. A node that may start becomes ENQUEUED in the same update, because its
--- task follows in the same transaction. A map has no task besides its items, and stays READY until these exist.
+-- Return the status that follows from a decision. A node that may start becomes ENQUEUED in the same update, because
+-- its task is inserted in the same transaction. A map has no task besides its items, so it stays READY until its items
+-- exist.
 CREATE OR REPLACE FUNCTION horsies_next_status(p_decision text, p_kind text) RETURNS text
 LANGUAGE sql IMMUTABLE
 RETURN CASE WHEN p_decision = 'READY' AND p_kind <> 'map' THEN 'ENQUEUED' ELSE p_decision END;
 
--- Whether a RUNNING run succeeds with this many nodes ended, of which this many failed. A run with a policy or a
--- parent needs more than that (see horsies_finish_runs); any other run is written once, when its last nodes are
--- counted.
+-- Return whether a RUNNING run completes successfully when "p_ended" nodes have ended and "p_failed" of them have
+-- failed. This is never true for a run with a success policy or a parent, for which more has to be done (see
+-- horsies_finish_runs). Any other run is updated only once, when its last nodes are counted.
 CREATE OR REPLACE FUNCTION horsies_succeeds(p_run horsies_workflows, p_ended bigint, p_failed bigint)
 RETURNS boolean LANGUAGE sql IMMUTABLE
 RETURN p_run.open_nodes = p_ended AND p_run.failed_nodes + p_failed = 0 AND p_run.error IS NULL
     AND p_run.success_policy IS NULL AND p_run.parent_workflow_id IS NULL;
 
 -- Tasks of these runs have just ended: record the ends and their consequences. "p_nodes" are nodes whose single task
--- succeeded. They cannot pause a run, and the statement that counts their ends also records them. "p_items" are tasks
--- of maps; "p_others" are failures and expansions of sub-workflows.
+-- succeeded. They cannot pause a run, and the statement that counts them also records their end. "p_items" are tasks of
+-- maps; "p_others" are failed tasks and expansions of sub-workflows.
 CREATE OR REPLACE FUNCTION horsies_advance(
     p_runs uuid[], p_nodes horsies_nodes, p_tasks uuid[], p_started timestamptz[], p_items uuid[],
     p_others uuid[])
@@ -72,7 +75,7 @@ BEGIN
 END
 $$;
 
--- ENQUEUED -> COMPLETED or FAILED for the nodes of these tasks, except those whose expansion succeeded: their
+-- ENQUEUED -> COMPLETED or FAILED for the nodes of these tasks, except nodes whose expansion succeeded, because their
 -- sub-workflows start. Returns the nodes that ended.
 CREATE OR REPLACE FUNCTION horsies_end_nodes(p_tasks uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
@@ -97,11 +100,11 @@ BEGIN
 END
 $$;
 
--- The consequences of the end of these nodes, in RUNNING runs: dependents count and decide, ready nodes become tasks,
--- skipped nodes are counted in the next round, and runs without open nodes end, along with their parents' nodes.
--- "p_may_pause" says that a failure among them is new; after a resume, the same failures do not pause the run again.
--- "p_tasks" and "p_started" belong to the first nodes, whose tasks succeeded and which end here: one update ends and
--- counts them, because a second one would write them twice.
+-- Apply the consequences of the end of these nodes, in RUNNING runs: the counters of dependents change and decide,
+-- ready nodes become tasks, skipped nodes are counted in the next round, and runs without open nodes end, along with
+-- the nodes of their parents. "p_may_pause" means that failures among these nodes are new; after a resume, the same
+-- failures do not pause the run again. "p_tasks" and "p_started" belong to the first nodes, whose tasks succeeded.
+-- These nodes end here, so that one update both ends and counts them; two updates would write their rows twice.
 CREATE OR REPLACE FUNCTION horsies_propagate(
     p_ended horsies_nodes, p_may_pause boolean, p_tasks uuid[] DEFAULT '{}',
     p_started timestamptz[] DEFAULT '{}')
@@ -123,9 +126,9 @@ BEGIN
         IF may_pause THEN
             PERFORM horsies_pause_on_failure(batch);
         END IF;
-        -- One statement, because every further statement has its own start-up cost. No row is updated twice: a node
-        -- that ends is not PENDING, and only PENDING nodes count. Rows are looked up by key and then updated by ctid,
-        -- which only the holder of the root's lock can change.
+        -- All of this is one statement, because every additional statement has its own start-up cost. No row is updated
+        -- twice: a node that ends is not PENDING, and only PENDING nodes have counters to update. Rows are looked up by
+        -- key and then updated by ctid; only the holder of the root's lock can change these rows.
         WITH found_nodes AS (
             SELECT key.*, found.*, key.workflow_id = ANY(ARRAY(
                 SELECT run.id FROM horsies_workflows AS run
@@ -215,7 +218,7 @@ BEGIN
 END
 $$;
 
--- For nodes that have just failed and whose failure pauses: their runs and the open runs below are paused, with the
+-- Nodes have just failed: for those whose failure pauses the run, pause the run and the open runs below it, with the
 -- error of the first such node by index.
 CREATE OR REPLACE FUNCTION horsies_pause_on_failure(p_ended horsies_nodes) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -235,8 +238,8 @@ BEGIN
 END
 $$;
 
--- Insert the tasks of nodes that have just become ENQUEUED, and start maps that have become READY. Siblings become
--- due in array order, a microsecond apart, none in the future. Returns nodes that ended.
+-- Insert the tasks of nodes that have just become ENQUEUED, and start maps that have become READY. Sibling tasks become
+-- due in array order, one microsecond apart, none of them in the future. Returns nodes that ended.
 CREATE OR REPLACE FUNCTION horsies_enqueue_nodes(p_ready horsies_workflow_tasks[], p_has_signals boolean)
 RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
@@ -269,7 +272,8 @@ BEGIN
 END
 $$;
 
--- RUNNING -> COMPLETED or FAILED for those of these runs that have no open nodes. Returns their parents' nodes.
+-- RUNNING -> COMPLETED or FAILED for those of these runs that have no open nodes. Returns the nodes of their parents
+-- that ended with them.
 CREATE OR REPLACE FUNCTION horsies_finish_runs(p_runs uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
     run horsies_workflows;

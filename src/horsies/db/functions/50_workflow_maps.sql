@@ -1,19 +1,20 @@
--- Maps: one task per element of a list. A map's result is the list of its items' results; it is read from their tasks
--- and never stored as one value.
+-- Maps: one task per element of a list. A map's result is the list of its items' results. The list is read from the
+-- items' tasks and never stored as one value.
 --
--- A long list becomes tasks in steps, so that no transaction holds a run's lock, or a worker's turn, for long: one
--- step of a list of 100,000 takes about 0.1 s, while all at once took 2.4 s. The first step is part of the
--- transaction that starts the map. Each further step is part of a transaction that ends items, while fewer than two
--- steps' items are open. So a crash between steps loses nothing, and a run that is paused or ends needs no further
--- steps.
+-- The elements of a long list become tasks in several steps, so that no transaction holds a run's lock, or blocks a
+-- worker's turn, for long: for a list of 100,000 elements, one step takes about 0.1 s, while inserting all tasks at
+-- once took 2.4 s. The first step is part of the transaction that starts the map. Each further step is part of a
+-- transaction in which items end while fewer open items remain than two steps insert. So a crash between steps loses
+-- nothing, and a run that is paused or ends needs no further steps.
 
--- How many items, and roughly how many bytes of arguments, one step inserts at most. However large the items are, a
--- step inserts at least two, or one more than have just ended; with fewer, a map would run one item at a time.
+-- Return how many items, and roughly how many bytes of arguments, one step inserts at most. However large the items
+-- are, a step inserts at least two items, or one more than the number that has just ended; with fewer, a map would run
+-- one item at a time.
 CREATE OR REPLACE FUNCTION horsies_step(OUT items integer, OUT bytes integer) LANGUAGE sql IMMUTABLE AS $$
     SELECT 1000, 16777216
 $$;
 
--- The number of elements in the list that a map runs over; NULL if the node it comes from has no list.
+-- Return the number of elements in the list that a map runs over; NULL if the node before the map gave no list.
 CREATE OR REPLACE FUNCTION horsies_count_elements(p_node horsies_workflow_tasks) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT CASE
@@ -29,7 +30,8 @@ LANGUAGE sql STABLE AS $$
     WHERE source.workflow_id = p_node.workflow_id AND source.task_index = p_node.map_over
 $$;
 
--- Start the maps among these nodes that are READY. Returns those that ended immediately: no elements, or no list.
+-- Start the maps among these nodes that are READY. Returns the maps that ended immediately, because they have no
+-- elements or no list.
 CREATE OR REPLACE FUNCTION horsies_expand_maps(p_ready horsies_workflow_tasks[]) RETURNS horsies_nodes
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -49,8 +51,8 @@ BEGIN
 END
 $$;
 
--- READY -> RUNNING with the first tasks: for all elements, or for the failed items of a retried map. Returns false if
--- it ended here.
+-- READY -> RUNNING for a map, with its first tasks: for all elements, or for the failed items of a retried map. Returns
+-- false if the map ended immediately.
 CREATE OR REPLACE FUNCTION horsies_expand_map(p_node horsies_workflow_tasks) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -88,8 +90,8 @@ BEGIN
 END
 $$;
 
--- A map's next items without a task, at most one step's worth: elements of its list, or failed items to retry
--- ("replaced" is the task that failed). The first "p_least" items may have any size.
+-- Return a map's next items without a task, as many as one step may insert: elements of its list, or failed items to
+-- retry ("replaced" is the failed task). The size limit does not apply to the first "p_least" items.
 CREATE OR REPLACE FUNCTION horsies_next_items(p_node horsies_workflow_tasks, p_least integer)
 RETURNS TABLE (item_index integer, kwargs text, replaced uuid) LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -102,7 +104,7 @@ DECLARE
     head text := CASE p_node.task_kwargs WHEN '{}' THEN '{' ELSE left(p_node.task_kwargs, -1) || ',' END
         || to_json(p_node.map_parameter::text) || ':';
     step record := horsies_step();
-    -- Every step reads the whole list, so a very long list is limited to a hundred steps.
+    -- Every step reads the whole list, so the elements of a very long list are inserted in at most a hundred steps.
     items_max integer := least(
         greatest(step.items, p_node.items_total / 100),
         greatest(p_least, step.bytes / octet_length(head)));
@@ -146,9 +148,9 @@ BEGIN
 END
 $$;
 
--- One step: a map's next items become tasks, in order. As many of them are due now as "max_parallel" allows, and the
--- others are parked; in a paused run all are held. A new id is later than the id of the task it replaces, even if the
--- clock was set back in between, because the task with the latest id counts.
+-- Perform one step: a map's next items become tasks, in order. Tasks are due now as far as "max_parallel" allows, and
+-- the others are parked; in a paused run all are held. For a retried item the task with the latest id counts, so its
+-- new id must be later than the id of the failed task, even if the clock was set back in between.
 CREATE OR REPLACE FUNCTION horsies_add_items(p_run_id uuid, p_index integer, p_least integer) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -194,8 +196,8 @@ BEGIN
 END
 $$;
 
--- Count the map items that ended, release parked ones, and take the next step of a map that needs one. Returns the
--- maps that ended with them. In a run that has ended, nothing follows.
+-- Count the map items that ended, make parked items due, and perform the next step of a map that needs one. Returns the
+-- maps that ended with these items. In a run that has ended, no further items are made due or inserted.
 CREATE OR REPLACE FUNCTION horsies_end_items(p_tasks uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
     map record;
@@ -240,7 +242,8 @@ BEGIN
 END
 $$;
 
--- A map's next parked items become due, in order. Items that have begun are left out: they are durable functions, and other events wake them. A cancelled run has none left.
+-- Make a map's next parked items due, in order. Items that have already started are left out: they are durable
+-- functions, and other events wake them. A cancelled run has no parked items.
 CREATE OR REPLACE FUNCTION horsies_unpark_items(p_run_id uuid, p_index integer, p_count integer) RETURNS void
 LANGUAGE sql AS $$
     UPDATE horsies_tasks SET enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
@@ -251,7 +254,7 @@ LANGUAGE sql AS $$
         ORDER BY workflow_item_index LIMIT p_count))
 $$;
 
--- The indexes of the failed items, at most the first hundred.
+-- Return the indexes of the failed items, at most the first hundred.
 CREATE OR REPLACE FUNCTION horsies_failed_items(p_run_id uuid, p_index integer) RETURNS json
 LANGUAGE sql STABLE AS $$
     SELECT json_build_object('failed_items', json_agg(failed.item_index)) FROM (
@@ -259,7 +262,7 @@ LANGUAGE sql STABLE AS $$
         WHERE status <> 'COMPLETED' ORDER BY item_index LIMIT 100) AS failed
 $$;
 
--- RUNNING -> COMPLETED or FAILED for a map without open items. Returns whether this was such a map.
+-- RUNNING -> COMPLETED or FAILED for a map without open items. Returns true if the map ended.
 CREATE OR REPLACE FUNCTION horsies_end_map(p_run_id uuid, p_index integer) RETURNS boolean LANGUAGE sql AS $$
     UPDATE horsies_workflow_tasks AS node SET
         status = CASE WHEN node.items_bad = 0 OR node.allow_failed_items THEN 'COMPLETED' ELSE 'FAILED' END,
@@ -274,7 +277,7 @@ CREATE OR REPLACE FUNCTION horsies_end_map(p_run_id uuid, p_index integer) RETUR
 $$;
 
 -- RUNNING -> FAILED for the maps of runs that were cancelled or have expired. Items without a task never get one;
--- running items end without effect.
+-- running items end without any effect on the map.
 CREATE OR REPLACE FUNCTION horsies_stop_maps(p_runs uuid[]) RETURNS void LANGUAGE sql AS $$
     UPDATE horsies_workflow_tasks AS node SET
         status = 'FAILED', completed_at = clock_timestamp(),
@@ -289,7 +292,7 @@ CREATE OR REPLACE FUNCTION horsies_stop_maps(p_runs uuid[]) RETURNS void LANGUAG
       AND node.kind = 'map' AND node.status = 'RUNNING'
 $$;
 
--- The smallest id that sorts after this one.
+-- Return the smallest id that sorts after this id.
 CREATE OR REPLACE FUNCTION horsies_next_id(p_id uuid) RETURNS uuid LANGUAGE sql IMMUTABLE
 RETURN (left(replace(p_id::text, '-', ''), 16) || lpad(to_hex(
     (('x' || right(replace(p_id::text, '-', ''), 16))::bit(64)::bigint + 1)), 16, '0'))::uuid;

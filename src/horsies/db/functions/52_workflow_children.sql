@@ -1,8 +1,8 @@
--- Sub-workflows: a node starts another run and ends with it.
+-- Sub-workflows: a node that starts another run and ends together with that run.
 
--- Start the runs of nodes whose expansion task succeeded: the task's result is the plan. If the parent run has been
--- paused in between, the child starts paused; if it has ended, the child does not start at all. Returns nodes without
--- a run.
+-- Start the runs of nodes whose expansion task succeeded: the result of that task is the plan. If the parent run has
+-- been paused in between, the child run starts paused; if the parent run has ended, the child run does not start.
+-- Returns the nodes for which no run was started.
 CREATE OR REPLACE FUNCTION horsies_start_children(p_tasks uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
     expansion record;
@@ -43,7 +43,7 @@ BEGIN
             not_started.runs := not_started.runs || expansion.workflow_id;
             not_started.indexes := not_started.indexes || expansion.task_index;
         END IF;
-        -- The plan is now stored as rows; the task's result becomes the run's id.
+        -- The plan is stored as rows now, so the id of the run replaces it as the task's result.
         UPDATE horsies_tasks SET result = '{"ok":' || coalesce(to_json(child_id)::text, 'null') || '}'
         WHERE id = expansion.task_id;
     END LOOP;
@@ -51,8 +51,8 @@ BEGIN
 END
 $$;
 
--- Start the run that an expansion planned, paused if its parent is. Returns NULL if the result is not a plan, or not
--- the plan of a new run: an error in one node must not undo the ends of the others.
+-- Start the run that an expansion planned, and pause it if its parent is paused. Returns NULL if the result is not a
+-- plan, or is the plan of a run that already exists: an error in one node must not undo the ends of other nodes.
 CREATE OR REPLACE FUNCTION horsies_start_child(p_expanded text, p_is_paused boolean) RETURNS uuid
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -69,7 +69,7 @@ EXCEPTION WHEN data_exception OR integrity_constraint_violation OR no_data_found
 END
 $$;
 
--- The parent run's node ends with its sub-workflow. Returns whether it did.
+-- End the parent run's node when its sub-workflow has ended. Returns whether the node ended.
 CREATE OR REPLACE FUNCTION horsies_finish_parent_node(p_child horsies_workflows) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -106,7 +106,7 @@ BEGIN
 END
 $$;
 
--- The nodes of these ended runs in their parents end with them, and parents that are RUNNING continue.
+-- End the nodes of these ended runs in their parent runs, and let parent runs that are RUNNING continue.
 CREATE OR REPLACE FUNCTION horsies_finish_parent_nodes(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     run horsies_workflows;

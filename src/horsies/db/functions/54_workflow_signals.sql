@@ -1,8 +1,8 @@
 -- Signals: a signal node is a single parked task that takes its value from outside the run.
 
--- Deliver a value to the first signal node that waits for this name, or store it for the next one that will. Returns
--- 'delivered'; 'stored'; 'UNKNOWN_SIGNAL' if the run has no node of this name; the run's status if it has ended; or
--- NULL if there is no such run.
+-- Deliver a value to the first signal node that waits for this signal, or store it for the next node that will. Returns
+-- 'delivered' or 'stored'; 'UNKNOWN_SIGNAL' if the run has no node for this signal; the run's status if the run has
+-- ended; or NULL if the run does not exist.
 CREATE OR REPLACE FUNCTION horsies_signal_v1(p_run_id uuid, p_name text, p_value text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -17,7 +17,8 @@ BEGIN
     THEN
         RETURN 'UNKNOWN_SIGNAL';
     END IF;
-    -- The row is locked when it is chosen: a task that a worker is claiming because its time is up is skipped.
+    -- The row is locked when it is chosen, so a task that a worker is claiming because its time limit has passed is
+    -- skipped.
     UPDATE horsies_tasks SET
         kwargs = '{"value":' || p_value || '}',
         enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
@@ -35,7 +36,7 @@ BEGIN
 END
 $$;
 
--- Deliver stored signals to the waiting nodes among these, oldest first, each to one node.
+-- Deliver stored signals, oldest first, to those of these nodes that wait for them; each signal goes to one node.
 CREATE OR REPLACE FUNCTION horsies_deliver_signals(p_nodes horsies_workflow_tasks[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,7 +1,8 @@
--- Run control: pause, resume, cancel, expire. Each first locks the root of the tree and then needs a fixed number of
--- statements, regardless of the number of nodes.
+-- Control of runs: pause, resume, cancel, expire. Each function first locks the root of the tree and then needs a fixed
+-- number of statements, regardless of the number of nodes.
 
--- RUNNING -> PAUSED for a run and those below it. Returns the status it found, or NULL if there is no such run.
+-- RUNNING -> PAUSED for a run and the runs below it. Returns the run's previous status, or NULL if the run does not
+-- exist.
 CREATE OR REPLACE FUNCTION horsies_pause_v1(p_run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     was_status text := horsies_lock_tree(p_run_id);
@@ -13,9 +14,9 @@ BEGIN
 END
 $$;
 
--- RUNNING -> PAUSED for these runs, and their tasks are held: the claim does not find a held task, and a running one
--- keeps the mark in case it is retried. Tasks claimed ahead of time go back to the queue, held; so do tasks that wait
--- in children's windows, once their workers have been notified.
+-- RUNNING -> PAUSED for these runs. Their tasks are held: a claim does not find held tasks, and a running task stays
+-- marked as held in case it is retried. Tasks claimed ahead of time return to the queue as held tasks; so do tasks that
+-- wait in children's windows, once their workers have been notified.
 CREATE OR REPLACE FUNCTION horsies_pause_runs(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     paused uuid[];
@@ -30,8 +31,8 @@ BEGIN
     WITH changed AS (
         UPDATE horsies_tasks SET
             held = true,
-            -- A task with a key leaves its lane. A running task stays in its lane, because it still counts against the
-            -- lane's limits; if the task returns to the queue, its run is looked up then.
+            -- A task with a key leaves its lane. A running task stays in its lane, because it still counts under the
+            -- lane's limits; if the task later returns to the queue, the status of its run decides about its lane.
             lane = CASE status WHEN 'RUNNING' THEN lane END,
             status = CASE status WHEN 'CLAIMED' THEN 'PENDING' ELSE status END,
             claimed = false,
@@ -48,7 +49,7 @@ BEGIN
 END
 $$;
 
--- PAUSED -> RUNNING for a run and the paused ones below it. Returns the status it found.
+-- PAUSED -> RUNNING for a run and the paused runs below it. Returns the run's previous status.
 CREATE OR REPLACE FUNCTION horsies_resume_v1(p_run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     was_status text := horsies_lock_tree(p_run_id);
@@ -60,8 +61,8 @@ BEGIN
 END
 $$;
 
--- PAUSED -> RUNNING for these runs: tasks are released, nodes that have ended since are counted, and a run without
--- open nodes ends.
+-- PAUSED -> RUNNING for these runs: their tasks are released, nodes that ended during the pause are counted, and runs
+-- without open nodes end.
 CREATE OR REPLACE FUNCTION horsies_resume_runs(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     resumed uuid[];
@@ -80,8 +81,8 @@ BEGIN
 END
 $$;
 
--- Any open status -> CANCELLED, for a run and all its descendants. Returns the status it found. A map that an earlier
--- release left RUNNING in an ended run is ended as well.
+-- Any open status -> CANCELLED, for a run and all its descendants. Returns the run's previous status. If the run has
+-- already ended, maps that an earlier release left RUNNING in it are ended.
 CREATE OR REPLACE FUNCTION horsies_cancel_v1(p_run_id uuid, p_reason text, p_interrupt boolean) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -99,7 +100,7 @@ BEGIN
 END
 $$;
 
--- PAUSED -> EXPIRED if a run has been paused for too long. Each run below it has its own pause.
+-- PAUSED -> EXPIRED if a run has been paused for too long. Runs below it are not affected: each counts its own pause.
 CREATE OR REPLACE FUNCTION horsies_expire_v1(
     p_run_id uuid, p_max_paused_seconds double precision, p_reason text) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -117,9 +118,9 @@ BEGIN
 END
 $$;
 
--- Open -> CANCELLED or EXPIRED for these runs. Nodes that have not started are skipped and their tasks cancelled;
--- maps fail. Running tasks are left to finish, or asked to stop if "p_interrupt" is set; their good_until is set to
--- now, so that a failure is not retried and a task released unstarted expires.
+-- Open -> CANCELLED or EXPIRED for these runs. Nodes that have not started are skipped and their tasks cancelled; maps
+-- fail. Running tasks may finish, unless "p_interrupt" is set: then they are asked to stop. Their good_until is set to
+-- the current time, so that a failed task is not retried and a task that is released before it started expires.
 CREATE OR REPLACE FUNCTION horsies_end_runs(
     p_runs uuid[], p_status text, p_reason text, p_interrupt boolean) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -136,14 +137,14 @@ BEGIN
     IF ended IS NULL THEN
         RETURN;
     END IF;
-    -- A parked run of a durable function ends by itself, after its clean-up.
+    -- A parked run of a durable function is left out here: it ends by itself after its clean-up.
     IF EXISTS (SELECT FROM horsies_steps) THEN
         cleaning := ARRAY(SELECT horsies_begin_clean_up_v1(ARRAY(
             SELECT task.id FROM horsies_tasks AS task
             WHERE task.workflow_id = ANY(ended) AND coalesce(task.status, '') IN ('PENDING', 'CLAIMED')
             ORDER BY task.id FOR UPDATE)));
     END IF;
-    -- A task that is just being started is locked by its worker: after the wait it is RUNNING.
+    -- The row of a task that is just being started is locked by its worker. When the lock is free, the task is RUNNING.
     WITH waiting AS (
         SELECT id FROM horsies_tasks
         WHERE workflow_id = ANY(ended) AND status IN ('PENDING', 'CLAIMED') AND id <> ALL(cleaning) FOR UPDATE),

@@ -1,6 +1,7 @@
--- Counters of runs and waiting nodes, computed from the nodes' statuses, and the decisions they allow.
+-- Counters of runs and waiting nodes, computed from the nodes' statuses, and the decisions that follow from these
+-- counters.
 
--- The counters that waiting nodes should have. A dependency that is no longer stored counts as failed.
+-- Return the correct counters of waiting nodes. A dependency that is no longer stored counts as failed.
 CREATE OR REPLACE FUNCTION horsies_true_counts(p_runs uuid[])
 RETURNS TABLE (
     workflow_id uuid, task_index integer, still_open bigint, ok bigint, bad bigint, unseen bigint)
@@ -17,7 +18,7 @@ LANGUAGE sql STABLE AS $$
     WHERE node.workflow_id = ANY(p_runs) AND node.status = 'PENDING'
 $$;
 
--- Set all counters of these runs from their nodes' statuses.
+-- Set all counters of these runs to the values that follow from their nodes' statuses.
 CREATE OR REPLACE FUNCTION horsies_recount(p_runs uuid[]) RETURNS void LANGUAGE sql AS $$
     UPDATE horsies_workflows AS run SET open_nodes = nodes.open, failed_nodes = nodes.failed
     FROM (SELECT workflow_id, count(*) FILTER (WHERE NOT propagated) AS open,
@@ -34,9 +35,9 @@ CREATE OR REPLACE FUNCTION horsies_recount(p_runs uuid[]) RETURNS void LANGUAGE 
           IS DISTINCT FROM (counts.still_open, counts.ok, counts.bad, counts.unseen);
 $$;
 
--- Bring these runs, if they are RUNNING, in line with their rows: uncounted ends are counted without pausing the run
--- again, nodes whose counters allow a decision are decided, ready nodes become tasks, and runs without open nodes
--- end.
+-- Make up for everything that has not been applied in these runs, if they are RUNNING: nodes that ended are counted
+-- without pausing the run again, nodes whose counters allow a decision are decided, ready nodes become tasks, and runs
+-- without open nodes end.
 CREATE OR REPLACE FUNCTION horsies_catch_up(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     ended horsies_nodes;

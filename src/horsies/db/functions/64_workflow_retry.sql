@@ -1,10 +1,11 @@
--- Retrying runs: failed nodes are tried again and keep their position in the graph, so that a node waits for retried
--- nodes before it.
+-- Retries of runs: failed nodes run again and keep their position in the graph, so a node waits for the retried nodes
+-- before it.
 
--- FAILED or PAUSED -> RUNNING with failed nodes tried again, all of them or only the named ones. Nodes skipped
--- because of them wait again; completed nodes stay. A failed sub-workflow is itself retried from its failures; one
--- that its own failure has paused stays paused. Returns 'retried', the status that prevents a retry,
--- 'NO_FAILED_NODE', 'PARENT_ENDED', 'KEY_TAKEN' or 'REDACTED'; NULL if there is no such run.
+-- FAILED or PAUSED -> RUNNING, with failed nodes retried: all of them, or only the named ones. Nodes that were skipped
+-- because of these failures wait again; completed nodes stay completed. A failed sub-workflow is retried in its own
+-- run, from its failed nodes; a sub-workflow that its own failure has paused stays paused. Returns 'retried'; the
+-- status that prevents a retry; 'NO_FAILED_NODE', 'PARENT_ENDED', 'KEY_TAKEN' or 'REDACTED'; or NULL if the run does
+-- not exist.
 CREATE OR REPLACE FUNCTION horsies_retry_v1(p_run_id uuid, p_node_ids text[]) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -38,7 +39,7 @@ BEGIN
         RETURN 'KEY_TAKEN';
     END IF;
     PERFORM horsies_reset_nodes(p_run_id, failed);
-    -- Read before the run continues: a sub-workflow that starts again after that has no failed run to retry.
+    -- Read before the run continues, because a sub-workflow that then starts again no longer has a failed run to retry.
     in_part := ARRAY(
         SELECT task_index FROM horsies_workflow_tasks
         WHERE workflow_id = p_run_id AND task_index = ANY(failed) AND status = 'RUNNING');
@@ -52,8 +53,8 @@ BEGIN
 END
 $$;
 
--- PAUSED or FAILED -> RUNNING with every failure tried again, in the run and in the paused runs below it. Returns
--- 'resumed', or the status of a run that cannot be resumed; NULL if there is no such run.
+-- PAUSED or FAILED -> RUNNING, with every failed node retried, in the run and in the paused runs below it. Returns
+-- 'resumed'; the status of a run that cannot be resumed; or NULL if the run does not exist.
 CREATE OR REPLACE FUNCTION horsies_resume_retrying_v1(p_run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     was_status text := horsies_lock_tree(p_run_id);
@@ -77,7 +78,7 @@ BEGIN
 END
 $$;
 
--- FAILED -> RUNNING, without the error. Returns false if another run has taken its key in the meantime.
+-- FAILED -> RUNNING, and remove the error. Returns false if another run has taken the run's key in the meantime.
 CREATE OR REPLACE FUNCTION horsies_reopen(p_run_id uuid) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE horsies_workflows SET
@@ -90,12 +91,13 @@ EXCEPTION WHEN unique_violation THEN
 END
 $$;
 
--- A run's failed nodes wait again, and so do the nodes skipped below them; their counters decide when each one
--- starts. A skipped node that depends on another failure is skipped again when its counters are read.
+-- A run's failed nodes wait again, and so do the nodes that were skipped because of them; the counters of each node
+-- decide when it starts. A skipped node that also depends on another failed node is skipped again when its counters are
+-- read.
 --
--- * A dependent that a failure made ready, but that has not started, waits for these nodes again.
--- * A sub-workflow whose run has failed continues in that run, unless it must wait: in that case it takes new
---   results, in a new run.
+-- * If a failure made a dependent node ready and that node has not started yet, it waits for the reset nodes again.
+-- * A sub-workflow node whose run has failed continues in that run. If the node has to wait for other reset nodes, it
+--   takes new results instead, so it starts a new run.
 CREATE OR REPLACE FUNCTION horsies_reset_nodes(p_run_id uuid, p_failed integer[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -124,7 +126,7 @@ BEGIN
 END
 $$;
 
--- Whether a sub-workflow node has a failed run that can be retried.
+-- Return whether a sub-workflow node has a failed run that can be retried.
 CREATE OR REPLACE FUNCTION horsies_has_retryable_child(p_node horsies_workflow_tasks) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (
@@ -154,7 +156,7 @@ LANGUAGE sql AS $$
     FROM waiting WHERE task.id = waiting.id
 $$;
 
--- Retry the failed runs of these sub-workflow nodes, and pause them if their parent was paused again.
+-- Retry the failed runs of these sub-workflow nodes, and pause these runs if their parent has been paused again.
 CREATE OR REPLACE FUNCTION horsies_retry_children(p_run_id uuid, p_indexes integer[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

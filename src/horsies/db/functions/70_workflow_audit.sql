@@ -1,8 +1,8 @@
--- The workflow audit. Progress shares the transaction of the end that causes it, so there is no gap between the two
--- to repair: rows that contradict each other were edited manually. The audit reports such runs, which can be
--- cancelled or retried. It also lists changes that the database refuses.
+-- The workflow audit. A run advances in the same transaction as the end of a task, so nothing can be lost in between
+-- that would need repair: rows that contradict each other were edited manually. The audit reports runs with such rows,
+-- which can be cancelled or retried. It also lists changes that the database refuses.
 
--- Nodes that contradict their tasks.
+-- Nodes whose rows contradict their tasks.
 CREATE OR REPLACE FUNCTION horsies_node_problems(p_run horsies_workflows) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
     SELECT 'the run has ' || p_run.total_nodes || ' nodes, ' || count(*) || ' are stored'
@@ -30,19 +30,19 @@ LANGUAGE sql STABLE AS $$
       AND node.status IN ('COMPLETED', 'FAILED', 'SKIPPED')
 $$;
 
--- Counts of a map's stored items.
+-- The counts of a map's stored items.
 CREATE OR REPLACE FUNCTION horsies_count_items(
     p_node horsies_workflow_tasks, OUT total bigint, OUT still_open bigint, OUT bad bigint, OUT parked bigint)
 LANGUAGE sql STABLE AS $$
     SELECT count(*), count(*) FILTER (WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')),
         count(*) FILTER (WHERE status IN ('FAILED', 'CANCELLED', 'EXPIRED')),
-        -- A run of a durable function waits for its own event.
+        -- A run of a durable function, parked for an event.
         count(*) FILTER (WHERE status = 'PENDING' AND enqueued_at = horsies_never_v1()
             AND NOT EXISTS (SELECT FROM horsies_parked AS wait WHERE wait.task_id = items.id))
     FROM horsies_items(p_node.workflow_id, p_node.task_index) AS items
 $$;
 
--- Sub-workflows and maps that contradict their runs and items. A map that waits for its retry has no open items.
+-- Sub-workflow and map nodes that contradict their runs and items. A map that waits for its retry has no open items.
 CREATE OR REPLACE FUNCTION horsies_part_problems(p_run horsies_workflows) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
     SELECT 'node ' || node.node_id || ' runs a sub-workflow that '
@@ -65,7 +65,7 @@ LANGUAGE sql STABLE AS $$
     FROM horsies_workflow_tasks AS node CROSS JOIN LATERAL horsies_count_items(node) AS items
     CROSS JOIN LATERAL (SELECT coalesce(node.items_waiting, 0) AS total) AS waiting
     WHERE node.workflow_id = p_run.id AND node.kind = 'map' AND node.status = 'RUNNING'
-      -- An item that waits for a task either has none yet or, in a retried map, has the one that failed.
+      -- An item that waits for its task has no task yet or, in a retried map, still has the task that failed.
       AND ((node.items_total - waiting.total, node.items_open - waiting.total, node.items_bad)
           IS DISTINCT FROM (items.total, items.still_open, items.bad))
       AND ((node.items_total, node.items_open - waiting.total, node.items_bad + waiting.total)
@@ -87,7 +87,7 @@ LANGUAGE sql STABLE AS $$
       AND items.still_open - items.parked < coalesce(node.max_parallel, items.still_open)
 $$;
 
--- Counters that contradict the nodes, and nodes that wait although their dependencies allow a decision.
+-- Nodes whose counters contradict other nodes, and nodes that wait although their counters allow a decision.
 CREATE OR REPLACE FUNCTION horsies_count_problems(p_run horsies_workflows) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
     WITH counts AS MATERIALIZED (SELECT * FROM horsies_true_counts(ARRAY[p_run.id]))
@@ -119,7 +119,7 @@ LANGUAGE sql STABLE AS $$
     ) AS problem
 $$;
 
--- Tasks held in a running run or not held in a paused one, and unstarted tasks that no node waits for.
+-- Tasks that are held in a running run or not held in a paused run, and unstarted tasks that no node waits for.
 CREATE OR REPLACE FUNCTION horsies_task_problems(p_run horsies_workflows) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
     SELECT 'task ' || task.id || CASE WHEN task.held THEN ' is on hold' ELSE ' is not on hold' END
@@ -138,7 +138,7 @@ LANGUAGE sql STABLE AS $$
           AND node.status NOT IN ('COMPLETED', 'FAILED', 'SKIPPED'))
 $$;
 
--- Changes to the run and its tasks that the database refuses.
+-- Changes to a run and its tasks that the database refuses.
 CREATE OR REPLACE FUNCTION horsies_blocked_problems(p_run horsies_workflows) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
     SELECT CASE kind WHEN 'run' THEN 'the run' ELSE 'task ' || id END
@@ -146,7 +146,7 @@ LANGUAGE sql STABLE AS $$
     FROM horsies_blocked_v1() WHERE workflow_id = p_run.id
 $$;
 
--- The contradictions in an open run, one sentence each, and its blocked tasks.
+-- The contradictions in an open run and the refused changes to its tasks, one sentence for each.
 CREATE OR REPLACE FUNCTION horsies_problems_v1(p_run_id uuid) RETURNS SETOF text LANGUAGE sql STABLE AS $$
     SELECT problem FROM horsies_workflows AS run CROSS JOIN LATERAL (
         SELECT horsies_node_problems(run) UNION ALL SELECT horsies_part_problems(run)

@@ -1,18 +1,19 @@
--- Durable functions: a run is a task with recorded steps. While it waits it is parked: PENDING, without a
--- process, a connection or a lease.
+-- Durable functions: a run is a task with recorded steps. While the run waits it is parked: its status is PENDING, and
+-- it has no process, no connection and no lease.
 --
--- The row of the run is the lock between the worker that parks it and the events that wake it. The worker locks
--- the row and then looks, with a new snapshot, for signals that are stored and children that have ended; a signal
--- and the end of a child lock the row before they look whether the run is parked. So whichever comes second sees the
--- other one. Parking has its own transaction: it holds the rows of runs and waits for no other row, so no cycle
--- of waits begins with it.
+-- The run's row is the lock between the worker that parks the run and the events that wake it. The worker locks the row
+-- and then checks, with a new snapshot, for stored signals and ended children. A signal, or the end of a child, also
+-- locks the row before it checks whether the run is parked. So whichever of the two comes second sees the first.
+-- Parking has its own transaction, which holds the rows of runs and waits for no other row, so it cannot be part of a
+-- deadlock.
 
--- RUNNING -> PENDING for runs of this worker that wait, each with a request in JSON: {"seconds": number,
--- "signals": [name, ...], "children": [id, ...], "problem": sentence, "args": JSON text, "kwargs": JSON text}, every
--- key optional. A run whose event
--- has come is due at once, one with a problem is held until an operator resumes it, and one with an accepted cancel
--- begins its clean-up or is left to the statement that cancels it. No attempt has ended, and retry_count stays. A run that has started
--- is past its good_until; that of a node whose workflow has ended stays, and the run begins its clean-up if it has one.
+-- RUNNING -> PENDING for waiting runs of this worker. For each run there is a request in JSON, with these optional
+-- keys: {"seconds": number, "signals": [name, ...], "children": [id, ...], "problem": sentence, "args": JSON text,
+-- "kwargs": JSON text}. A run whose event has already occurred is due immediately. A run with a problem is held until
+-- an operator resumes it. A run with an accepted cancellation begins its clean-up, or is left to the statement that
+-- cancels it. The wait does not end the attempt, so retry_count does not change. good_until is cleared, because the run
+-- has already started. A node whose workflow has ended keeps its good_until, and the run begins its clean-up if it has
+-- one.
 CREATE OR REPLACE FUNCTION horsies_park_v1(
     p_worker_id text, p_ids uuid[], p_generations integer[], p_requests text[]) RETURNS SETOF uuid
 LANGUAGE plpgsql AS $$
@@ -43,7 +44,7 @@ BEGIN
                   AND task.cancel_requested_at IS NULL);
             has_come := true;
         END IF;
-        -- A run of a fifo lane keeps its place, so that no other task of its key passes it while it waits.
+        -- A run in a fifo lane keeps its place, so that no other task with its key passes it while it waits.
         keeps_place := (
             SELECT task.lane IS NOT NULL AND horsies_keeps_place_v1(task.queue_name, task.lane)
             FROM horsies_tasks AS task WHERE task.id = p_ids[place]);
@@ -53,7 +54,7 @@ BEGIN
             worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL,
             next_retry_at = CASE WHEN keeps_place AND request ? 'problem' THEN horsies_never_v1()
                 WHEN keeps_place AND NOT has_come THEN coalesce(wakes_at, horsies_never_v1()) END,
-            -- A workflow that has ended ends its running nodes by this time.
+            -- If the workflow has ended, its running nodes must end at this time.
             good_until = CASE WHEN task.workflow_id IS NOT NULL AND EXISTS (
                 SELECT FROM horsies_workflows AS flow WHERE flow.id = task.workflow_id
                   AND coalesce(flow.status, '') NOT IN ('PENDING', 'RUNNING', 'PAUSED')) THEN task.good_until END,
@@ -63,7 +64,8 @@ BEGIN
                 THEN horsies_returned_lane_v1(task.lane, task.workflow_id) END,
             enqueued_at = CASE WHEN keeps_place THEN task.enqueued_at WHEN has_come OR request ? 'problem' THEN clock_timestamp()
                 ELSE coalesce(wakes_at, horsies_never_v1()) END,
-            -- A lane holds what was enqueued by then; the clock may have stepped back since.
+            -- Tasks are in the index of their lane if they are due at updated_at; the clock may have been set back
+            -- since the send.
             updated_at = greatest(clock_timestamp(), CASE WHEN keeps_place THEN task.enqueued_at END)
         WHERE task.id = p_ids[place] AND task.generation = p_generations[place]
           AND task.claimed_by_worker_id = p_worker_id AND coalesce(task.status, '') = 'RUNNING'
@@ -86,15 +88,16 @@ BEGIN
 END
 $$;
 
--- Whether tasks with this name are runs of a durable function. A run is never failed for the lack of a worker that has
--- its function: its record would be of no use. A name that no worker has registered yet shows it by its version.
+-- Return whether tasks with this name are runs of a durable function. Such a run does not fail when no worker has its
+-- function, because its recorded steps would then be useless. If no worker has registered the name yet, the version at
+-- its end identifies a durable function.
 CREATE OR REPLACE FUNCTION horsies_is_durable_v1(p_task_name text) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT coalesce((
         SELECT defaults.is_durable FROM horsies_task_defaults AS defaults WHERE defaults.task_name = p_task_name),
         p_task_name ~ '@[1-9][0-9]*$')
 $$;
 
--- Whether a child (a task or a workflow) has ended. A child whose row is deleted counts as ended.
+-- Return whether a child (a task or a workflow) has ended. A child whose row was deleted counts as ended.
 CREATE OR REPLACE FUNCTION horsies_has_ended(p_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT NOT EXISTS (
         SELECT FROM horsies_tasks AS task
@@ -104,8 +107,8 @@ CREATE OR REPLACE FUNCTION horsies_has_ended(p_id uuid) RETURNS boolean LANGUAGE
         WHERE flow.id = p_id AND coalesce(flow.status, '') IN ('PENDING', 'RUNNING', 'PAUSED'))
 $$;
 
--- The parked runs among these become due, because the child at the same position has ended. A run that is not
--- parked yet is locked as well: its worker may be about to park it.
+-- Children have ended: make those of these runs due that are parked for them. A run that is not parked yet is locked as
+-- well, because its worker may be about to park it.
 CREATE OR REPLACE FUNCTION horsies_wake_parents(p_runs uuid[], p_children uuid[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -122,9 +125,9 @@ BEGIN
 END
 $$;
 
--- Store a signal for a run, and wake the run if it is parked for this name. Returns 'delivered' if it was,
--- 'stored' for a run that may wait for the signal later, the status of a run that has ended, and NULL without such a
--- task.
+-- Store a signal for a run, and wake the run if it is parked for this signal. Returns 'delivered' if the run was woken,
+-- 'stored' if the run may wait for the signal later, the status of a run that has ended, or NULL if the task does not
+-- exist.
 CREATE OR REPLACE FUNCTION horsies_signal_task_v1(p_task_id uuid, p_name text, p_value text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -146,10 +149,10 @@ BEGIN
 END
 $$;
 
--- Take the oldest signal of these names and record it as a step, in one transaction. The row of the run is locked:
--- an older attempt cannot take a signal once the run belongs to another one. Returns the recorded step, which an
--- attempt of the same worker may have written before its answer was lost; no row without a signal, and a row
--- without a kind if the run belongs to another attempt.
+-- Take the oldest signal with one of these names and record it as a step, in one transaction. The lock on the run's row
+-- keeps an older attempt from taking a signal once the run belongs to a newer attempt. Returns the recorded step; an
+-- attempt of the same worker may have recorded it earlier and lost the answer. Returns no row if there is no signal,
+-- and a row without a kind if the run belongs to another attempt.
 CREATE OR REPLACE FUNCTION horsies_take_signal_v1(
     p_worker_id text, p_task_id uuid, p_generation integer, p_step text, p_position integer, p_names text[],
     OUT kind text, OUT result text, OUT error text)
@@ -186,7 +189,7 @@ BEGIN
 END
 $$;
 
--- A run that was held becomes due, in its lane if it has a key; a node of a paused workflow stays on hold with it.
+-- Make a held run due, in its lane if it has a key. If the run is a node of a paused workflow, it stays held.
 CREATE OR REPLACE FUNCTION horsies_continue_task(p_task_id uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE horsies_tasks AS task SET
@@ -199,8 +202,8 @@ BEGIN
 END
 $$;
 
--- A run that is held for a problem becomes due. Returns 'resumed', 'NOT_HELD', the status of a run that has ended, and
--- NULL without such a task.
+-- Make a run due that is held because of a problem. Returns 'resumed', 'NOT_HELD', the status of a run that has ended,
+-- or NULL if the task does not exist.
 CREATE OR REPLACE FUNCTION horsies_resume_task_v1(p_task_id uuid) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     run horsies_tasks;
@@ -220,9 +223,10 @@ BEGIN
 END
 $$;
 
--- Forget the step of this name and all steps that were recorded after it, and let the run continue there. Only a run
--- without a process: parked or held. Returns the number of steps as text, 'STEP_NOT_FOUND', 'CANCELLING' if it would
--- forget that the run was cancelled, the status of a run that is running or has ended, and NULL without such a task.
+-- Delete the step with this name and all steps recorded after it, and let the run continue from there. The run must not
+-- have a process: it is parked or held. Returns the number of deleted steps as text; 'STEP_NOT_FOUND'; 'CANCELLING' if
+-- this would delete the record of a cancellation; the status of a run that is running or has ended; or NULL if the task
+-- does not exist.
 CREATE OR REPLACE FUNCTION horsies_reset_task_v1(p_task_id uuid, p_step text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     run horsies_tasks;
@@ -236,7 +240,7 @@ BEGIN
     IF NOT EXISTS (SELECT FROM horsies_steps AS step WHERE step.task_id = p_task_id AND step.name = p_step) THEN
         RETURN 'STEP_NOT_FOUND';
     END IF;
-    -- The rows of its failed tries and of the limit of its wait were recorded before it.
+    -- A step's failed tries and the limit of its wait were recorded before the step itself.
     SELECT min(step.position) INTO first FROM horsies_steps AS step
     WHERE step.task_id = p_task_id AND (step.name = p_step OR starts_with(step.name, p_step || '!'));
     IF EXISTS (SELECT FROM horsies_steps AS step
@@ -251,13 +255,13 @@ BEGIN
 END
 $$;
 
--- Cancellation. A run whose function has registered clean-up steps (kind 'on_cancel') is not CANCELLED at once: the
--- cancel is recorded as a step of kind 'cancel', and the run becomes due. Its next call replays the record up to there,
--- executes the clean-up steps and ends as CANCELLED. Its request is thereby fulfilled, so cancel_requested_at is
--- cleared: the clean-up is retried and recovered like every other attempt.
+-- Cancellation. A run whose function has registered clean-up steps (kind 'on_cancel') does not become CANCELLED
+-- immediately: the cancellation is recorded as a step of kind 'cancel', and the run becomes due. Its next call replays
+-- the recorded steps up to there, executes the clean-up steps and ends as CANCELLED. The request to cancel has then
+-- been accepted, so cancel_requested_at is cleared: the clean-up is retried and recovered like every other attempt.
 
--- Begin the clean-up of those of these runs that have one and have not begun it, and cancel their children. Returns
--- their ids. The caller holds the locks of their rows.
+-- Begin the clean-up of those of these runs that have clean-up steps and have not begun them, and cancel the children
+-- of these runs. Returns the ids of these runs. The caller holds the locks on the rows.
 CREATE OR REPLACE FUNCTION horsies_begin_clean_up_v1(p_ids uuid[]) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 DECLARE
     runs uuid[];
@@ -292,7 +296,7 @@ BEGIN
 END
 $$;
 
--- RUNNING -> PENDING for runs of this worker that an accepted cancel has ended, if they have clean-up steps.
+-- RUNNING -> PENDING for runs of this worker that have clean-up steps and that an accepted cancellation has ended.
 CREATE OR REPLACE FUNCTION horsies_clean_up_v1(
     p_worker_id text, p_ids uuid[], p_generations integer[]) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 BEGIN
@@ -305,9 +309,10 @@ BEGIN
 END
 $$;
 
--- Cancel the open children of these runs, apart from those that were started as detached. Their own children follow,
--- because the trigger on tasks calls this function for every task that ends by a cancel. A child that ends at the same
--- moment holds its row and waits for that of its run; PostgreSQL then ends one of the two transactions, which is repeated.
+-- Cancel the open children of these runs, except children that were started as detached. Their own children are
+-- cancelled too, because the trigger on tasks calls this function for every task that ends by a cancellation. A child
+-- that ends at the same moment holds its own row and waits for its parent's row; PostgreSQL then aborts one of the two
+-- transactions, which is repeated.
 CREATE OR REPLACE FUNCTION horsies_cancel_children(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     children uuid[] := ARRAY(
@@ -326,8 +331,8 @@ $$;
 
 -- PENDING or CLAIMED -> CANCELLED immediately: user code has not started, or its run is parked. A RUNNING task is asked
 -- to stop if "p_running" is set: its worker is notified and records the outcome. A run that has begun its clean-up is
--- left to it, unless it is held. Returns the rows it found. The roots of their workflows are locked first, in id
--- order, so the holder of a task's row never waits for a run.
+-- not interrupted, unless the clean-up cannot continue (see horsies_cleaning). Returns a row for each task that exists.
+-- The roots of the tasks' workflows are locked first, in id order, so the holder of a task's row never waits for a run.
 CREATE OR REPLACE FUNCTION horsies_cancel_tasks_v1(
     p_ids uuid[], p_running boolean, OUT id uuid, OUT was_status text, OUT applied boolean)
 RETURNS SETOF record LANGUAGE plpgsql AS $$
@@ -378,7 +383,8 @@ BEGIN
 END
 $$;
 
--- Whether a waiting task has live workers on its queue, but none that has its function with parameters that it fits.
+-- Return whether a waiting task cannot run on any of the live workers of its queue: none of them has its function with
+-- parameters that the call fits. False if the queue has no live workers.
 CREATE OR REPLACE FUNCTION horsies_lacks_code(p_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT coalesce((
         SELECT count(*) > 0 AND count(*) FILTER (
@@ -391,8 +397,8 @@ CREATE OR REPLACE FUNCTION horsies_lacks_code(p_id uuid) RETURNS boolean LANGUAG
         WHERE task.id = p_id AND coalesce(task.status, '') = 'PENDING'), false)
 $$;
 
--- Those of these runs that have begun their clean-up and can continue it: not those that are held, or that none of the
--- live workers on their queue can run.
+-- Return those of these runs that have begun their clean-up and can continue it. Held runs are left out, and so are
+-- runs that none of the live workers on their queue can run.
 CREATE OR REPLACE FUNCTION horsies_cleaning(p_ids uuid[]) RETURNS uuid[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY(
         SELECT step.task_id FROM horsies_steps AS step
@@ -403,10 +409,11 @@ CREATE OR REPLACE FUNCTION horsies_cleaning(p_ids uuid[]) RETURNS uuid[] LANGUAG
           AND NOT horsies_lacks_code(step.task_id))
 $$;
 
--- Cancel the runs whose deadline has passed, running ones as well: like every cancelled run they do their clean-up
--- first. A run that is cancelled already keeps its end. Returns the ids of the rows that were due; "p_only" restricts
--- them. A row is locked before that of its task, whose delete locks them the other way round: PostgreSQL then ends one of
--- the two transactions, which is repeated.
+-- Cancel the runs whose deadline has passed, including running ones: like every cancelled run they execute their
+-- clean-up first. A run that was already cancelled keeps its outcome. Returns the ids of the deadlines that were due;
+-- "p_only" restricts the search to these ids. This statement locks a deadline's row before its task's row, and deleting
+-- a task locks them in the other order: in such a deadlock PostgreSQL aborts one of the two transactions, which is
+-- repeated.
 CREATE OR REPLACE FUNCTION horsies_end_late_runs_v1(
     p_limit integer, p_excluded uuid[], p_only uuid[]) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 DECLARE

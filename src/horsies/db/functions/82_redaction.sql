@@ -1,8 +1,9 @@
--- Redaction: tasks and runs that have ended lose everything that may name a person, and keep that they ran.
+-- Redaction: ended tasks and runs lose everything that may identify a person. The record that they ran remains.
 
--- Ended tasks keep their name, queue, times, status, codes and places, and lose arguments, result, messages, headers,
--- keys and the digests of all these. The trigger on changed tasks passes over redacted rows, which ended long before
--- (horsies_notify_changed_tasks). Returns the ids of the tasks that it redacted.
+-- Redact ended tasks: they keep their name, queue, times, status, codes and places in the code, and lose their
+-- arguments, result, messages, headers and keys, and the digests of all these. The trigger on changed tasks ignores
+-- redacted rows, because they ended long before (horsies_notify_changed_tasks). Returns the ids of the tasks that were
+-- redacted.
 CREATE OR REPLACE FUNCTION horsies_redact_tasks_v1(p_ids uuid[]) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 DECLARE
     redacted uuid[];
@@ -10,7 +11,7 @@ BEGIN
     WITH changed AS (
         UPDATE horsies_tasks AS task SET
             args = NULL, kwargs = NULL, failed_reason = NULL, enqueue_sha = '',
-            -- Without a result, a failed task would seem to have crashed.
+            -- A failed task without a result would look as if it had crashed.
             result = CASE WHEN task.status = 'FAILED' THEN json_build_object('err', json_build_object(
                 'error_code', coalesce(task.error_code, 'WORKER_CRASHED'), 'message', 'The task was redacted.',
                 'data', NULL, 'exception', NULL))::text END,
@@ -32,9 +33,9 @@ BEGIN
 END
 $$;
 
--- Ended runs, whole trees: their nodes keep the graph and the names, and their tasks are redacted. The caller has locked
--- the roots, and has seen under that lock that every task in the trees has ended. Returns the ids of the roots, and of
--- all that is below them.
+-- Redact ended runs, as whole trees: their nodes keep the graph and the names, and their tasks are redacted. The caller
+-- has locked the roots, and has checked under that lock that every task in the trees has ended. Returns the ids of the
+-- roots and of all runs and tasks below them.
 CREATE OR REPLACE FUNCTION horsies_redact_runs_v1(p_roots uuid[]) RETURNS TABLE (id uuid, is_root boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
