@@ -1,13 +1,15 @@
--- The record of changes made by people. A refused change has a row too. The draft of a bulk order, the result of its
--- dry run, is kept here for an hour until it is started; the history omits it, because nothing has changed yet.
+-- The record of changes made by people, including refused changes. The draft of a bulk order (the result of its dry
+-- run) is kept here for an hour, or until it is started. The history omits drafts, because they have not changed
+-- anything yet.
 
 -- name: record_action
--- One row per change, written in the change's own transaction.
+-- Record one change, in the transaction of the change itself.
 INSERT INTO horsies_actions (actor, source, verb, subject, outcome, detail)
 VALUES (%(actor)s, %(source)s, %(verb)s, %(subject)s, %(outcome)s, %(detail)s)
 
 -- name: list_actions
--- Newest first, by the primary key or the filter's index; two filters are rare and use the subject's index.
+-- The history of changes, newest first, by the primary key or the filter's index. When two filters are given, which is
+-- rare, the index on subjects is used.
 SELECT id, at, actor, source, verb, subject, outcome, detail,
     extract(epoch FROM now() - at)::float8 AS age_seconds, order_id::text
 FROM horsies_actions
@@ -17,7 +19,8 @@ WHERE id < %(before)s::bigint AND outcome <> 'draft'
 ORDER BY id DESC LIMIT %(limit)s::integer
 
 -- name: last_actions
--- The newest change of this kind to each of these subjects that took effect, for example to find who paused them.
+-- The newest change of this kind that took effect, for each of these subjects; used, for example, to find out who
+-- paused them.
 SELECT last.id, last.at, last.actor, last.source, last.verb, last.subject, last.outcome, last.detail,
     extract(epoch FROM now() - last.at)::float8 AS age_seconds, last.order_id::text
 FROM unnest(%(subjects)s::text[]) AS asked (subject) CROSS JOIN LATERAL (
@@ -26,8 +29,8 @@ FROM unnest(%(subjects)s::text[]) AS asked (subject) CROSS JOIN LATERAL (
     ORDER BY action.id DESC LIMIT 1) AS last
 
 -- name: delete_old_actions
--- One batch of rows past the retention. Rows are written in id order, so the scan ends at the first recent one.
--- Parameters: the maximum age, and how many rows to delete at most.
+-- Delete one batch of rows that are older than the retention. Rows are written in id order, so the scan ends at the
+-- first row that is not old enough. Parameters: the maximum age, and how many rows to delete at most.
 DELETE FROM horsies_actions WHERE id = ANY(ARRAY(
     SELECT oldest.id FROM (SELECT id, at FROM horsies_actions ORDER BY id LIMIT %(limit)s::integer) AS oldest
     WHERE oldest.at < now() - %(hours)s * interval '1 hour'))
@@ -37,7 +40,8 @@ RETURNING id::text
 SELECT clock_timestamp() AS at
 
 -- name: judge_resends
--- The tasks that an order would refuse to send again, by primary key and the index on origins.
+-- Which of the tasks in an order would be refused because they were already sent again; by primary key and the index on
+-- original tasks.
 SELECT count(*) FILTER (WHERE workflow_id IS NOT NULL) AS in_workflow,
     count(*) FILTER (WHERE workflow_id IS NULL AND redacted_at IS NOT NULL) AS is_redacted,
     count(*) FILTER (WHERE workflow_id IS NULL AND redacted_at IS NULL AND EXISTS (
@@ -50,19 +54,19 @@ SELECT id::text, status, created_at, coalesce(completed_at, failed_at) AS finish
 FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: delete_drafts
--- An author's outdated drafts, and all but the newest of the others, by the index on authors: a page that is loaded
--- often must not fill the table. Retention deletes the drafts of authors who make no more dry runs.
+-- Delete an author's outdated drafts, and all but the newest of the current ones, by the index on authors: a page that
+-- is loaded often must not fill the table. Retention deletes the drafts of authors who make no more dry runs.
 DELETE FROM horsies_actions
 WHERE actor = %(actor)s AND outcome = 'draft' AND (at < now() - interval '1 hour' OR id NOT IN (
     SELECT id FROM horsies_actions
     WHERE actor = %(actor)s AND outcome = 'draft' ORDER BY id DESC LIMIT %(kept)s::integer))
 
 -- name: discard_draft
--- draft -> nothing, right before the order or a new draft of it is stored.
+-- draft -> nothing, immediately before the started order, or a new draft of it, is stored.
 DELETE FROM horsies_actions WHERE order_id = %(order_id)s::uuid AND outcome = 'draft'
 
 -- name: store_order
--- nothing -> draft or running, after discard_draft. There is one row per order, however often it is started: a
+-- nothing -> draft or running, after discard_draft. An order has a single row, no matter how often it is started: a
 -- stopped order continues where it stopped. An order that has been started does not become a draft again.
 INSERT INTO horsies_actions AS known (
     actor, source, verb, subject, outcome, detail, order_id, order_plan, order_progress)
@@ -72,22 +76,23 @@ ON CONFLICT (order_id) DO UPDATE SET outcome = 'running'
 WHERE excluded.outcome = 'running' AND known.outcome IN ('stopping', 'stopped')
 
 -- name: stop_order
--- The next batch ends the order.
+-- Ask an order to stop; its next batch then ends it.
 UPDATE horsies_actions SET outcome = 'stopping' WHERE order_id = %(order_id)s::uuid AND outcome = 'running'
 RETURNING order_id::text
 
 -- name: lock_orders
--- One batch at a time across all orders, because two orders must not send the same task again. The key is "orders" in
--- hex.
+-- Lock, so that only one batch runs at a time across all orders, because two orders must not send the same task again.
+-- The lock key is the word "orders" in hex.
 SELECT pg_advisory_xact_lock(122537101324915) IS NULL AS locked
 
 -- name: read_order
--- After an hour, a draft's counts mean little, and it can no longer be started.
+-- An order, or a draft that is at most an hour old: after that, the counts of a draft mean little, and it can no longer
+-- be started.
 SELECT id, at, actor, outcome, order_plan AS plan, order_progress AS progress
 FROM horsies_actions
 WHERE order_id = %(order_id)s::uuid AND (outcome <> 'draft' OR at > now() - interval '1 hour')
 
 -- name: save_order
--- An order's progress, written in its batch's transaction.
+-- Store the progress of an order, in the transaction of its batch.
 UPDATE horsies_actions SET outcome = %(outcome)s, detail = %(detail)s, order_progress = %(progress)s
 WHERE order_id = %(order_id)s::uuid

@@ -1,12 +1,11 @@
--- Statements for use after the database has refused a batch: they find its tasks one by one, except those that wait
--- for their next attempt, and they keep the record of blocked tasks and runs. All of them are rare, and none changes
--- a task.
+-- Statements for use after the database has refused a batch of changes. They find the tasks of the batch one by one,
+-- except tasks that wait for their next attempt, and they keep the record of blocked tasks and runs. All of them are
+-- rarely used, and none changes a task.
 
 -- name: note_blocked
--- One row per blocked task or run. A row is returned only if it is new, so that only one worker logs it, with the
--- task's options, which have its headers. The state is stored too, to show later whether the task or run has changed
--- since. Parameters: a refused change, that is, its
--- task or run, the worker, and the error on one line.
+-- Record blocked tasks or runs, one row for each. A row is returned only if it is new, so that only one worker logs it,
+-- with the task's options, which contain its headers. The current state is stored too, so that a later change of the
+-- task or run can be noticed. Parameters: a refused change: its task or run, the worker, and the error on one line.
 INSERT INTO horsies_blocked AS known (id, kind, workflow_id, status, generation, action, error, worker_id)
 SELECT task.id, 'task', task.workflow_id, task.status, task.generation, %(action)s, %(error)s, %(worker_id)s
 FROM horsies_tasks AS task WHERE task.id = %(id)s::uuid AND NOT %(is_run)s::boolean
@@ -22,18 +21,18 @@ RETURNING known.id::text, (
 ) AS task_options
 
 -- name: limit_lock_wait
--- For the rest of the transaction. A task that is alone in its transaction need not wait for a lock, because the
--- change is tried again later.
+-- Limit the waits for locks in the rest of the transaction. A task that is alone in its transaction does not have to
+-- wait for a lock, because its change is tried again later.
 SELECT set_config('lock_timeout', %(milliseconds)s::integer::text, true) AS setting
 
 -- name: list_blocked
--- Oldest first, with the total count.
+-- The blocked tasks and runs, oldest first, with the total count.
 SELECT id::text, kind, workflow_id::text, action, error, worker_id, since,
     extract(epoch FROM clock_timestamp() - since)::float8 AS blocked_seconds, count(*) OVER () AS total
 FROM horsies_blocked_v1() ORDER BY since, id LIMIT %(limit)s
 
 -- name: delete_unblocked
--- Rows whose task or run is no longer in the state in which it was blocked.
+-- Delete the rows of tasks and runs that are no longer in the state in which they were blocked.
 DELETE FROM horsies_blocked AS known
 WHERE NOT EXISTS (SELECT FROM horsies_blocked_v1() AS kept WHERE (kept.id, kept.kind) = (known.id, known.kind))
 RETURNING known.id::text
@@ -69,9 +68,9 @@ WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', '
 ORDER BY task.id
 
 -- name: find_due
--- The tasks that a claim would take, queue by queue in the given order, by the claim index, and the first one of each
--- key. With "names", only tasks with these names that have been due for the grace period, as claim_unresolvable takes
--- them: no runs of durable functions.
+-- The tasks that a claim would take, queue by queue in the given order: tasks without a key by the claim index, and the
+-- first task of each key. With "names", only tasks with these names that have been due for the grace period, like the
+-- tasks that claim_unresolvable takes; runs of durable functions are left out.
 SELECT due.id::text, due.workflow_id::text, queue.name AS queue_name, due.priority,
     due.enqueued_at::text AS enqueued_at, due.lane
 FROM unnest(%(queues)s::text[]) WITH ORDINALITY AS queue (name, place)

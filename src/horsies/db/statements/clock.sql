@@ -1,8 +1,8 @@
--- The test clock: time passes for waiting tasks when their stored times are moved back.
+-- The test clock: time passes for waiting tasks by moving their stored times back.
 
 -- name: advance_tasks
--- PENDING tasks become due, and expire, this many seconds earlier. "only" lists tasks, or runs for all of their
--- tasks. Parameters: how many seconds pass; with only, just for these tasks and runs.
+-- Make PENDING tasks become due, and expire, earlier by this many seconds. "only" lists tasks; a run in the list stands
+-- for all of its tasks. Parameters: how many seconds pass; with "only", just for these tasks and runs.
 UPDATE horsies_tasks SET
     enqueued_at = enqueued_at - %(seconds)s::float8 * interval '1 second',
     good_until = good_until - %(seconds)s::float8 * interval '1 second',
@@ -12,7 +12,7 @@ WHERE status = 'PENDING'
 RETURNING id::text
 
 -- name: advance_nodes
--- The same for nodes whose task does not exist yet.
+-- The same for nodes whose task has not been inserted yet.
 UPDATE horsies_workflow_tasks SET
     not_before = not_before - %(seconds)s::float8 * interval '1 second',
     good_until = good_until - %(seconds)s::float8 * interval '1 second'
@@ -21,20 +21,20 @@ WHERE enqueued_at IS NULL AND completed_at IS NULL AND (not_before IS NOT NULL O
 RETURNING workflow_id::text AS id
 
 -- name: advance_schedules
--- The next slots are moved back for a transaction that reads due ones, and then forward again.
+-- Move the next slots of schedules: back for a transaction that reads due schedules, and then forward again.
 UPDATE horsies_schedule_state SET next_run_at = next_run_at - %(slots)s::float8 * interval '1 second',
     resumed_at = resumed_at - %(pauses)s::float8 * interval '1 second'
 WHERE next_run_at IS NOT NULL
 RETURNING schedule_name AS id
 
 -- name: advance_deadlines
--- The deadlines of durable functions come earlier.
+-- Make the deadlines of durable functions earlier.
 UPDATE horsies_deadlines SET ends_at = ends_at - %(seconds)s::float8 * interval '1 second'
 WHERE reached_at IS NULL
 RETURNING task_id::text AS id
 
 -- name: advance_steps
--- The sleeps and limits of durable functions end earlier.
+-- Make the recorded sleeps and time limits of durable functions end earlier.
 UPDATE horsies_steps SET due_at = due_at - %(seconds)s::float8 * interval '1 second'
 WHERE due_at IS NOT NULL
 RETURNING task_id::text AS id

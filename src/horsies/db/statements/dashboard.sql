@@ -1,9 +1,10 @@
--- Statements for the dashboard's panels, in addition to those in monitor.sql. Each reads a bounded number of rows,
--- however long queues and history are.
+-- Statements for the dashboard's panels that monitor.sql does not have. Each reads a bounded number of rows, however
+-- long queues and history are.
 
 -- name: count_recent_arrivals
--- Tasks sent during the last minute, by queue. At most the newest "sample" ids are read; "since" is that minute's
--- smallest id. On a busy system the sample covers less than a minute, and "covered_seconds" says how much.
+-- Tasks sent during the last minute, by queue. At most the newest "sample" ids are read; "since" is the smallest
+-- possible id of that minute. On a busy system the sample covers less than a minute, and "covered_seconds" is the time
+-- that it covers.
 WITH newest AS MATERIALIZED (
     SELECT queue_name, created_at FROM horsies_tasks
     WHERE id >= %(since)s::uuid ORDER BY id DESC LIMIT %(sample)s::integer),
@@ -24,9 +25,9 @@ FROM unnest(ARRAY['PENDING', 'RUNNING', 'PAUSED']) AS known (status) CROSS JOIN 
         ORDER BY run.created_at LIMIT %(most)s::integer + 1) AS seen) AS counted
 
 -- name: next_in_queue
--- A queue's due tasks in the order in which workers claim them: the front of the claim index for each priority, so
--- that delayed tasks are never scanned. Keys, and the tasks without one, take turns: "place" is a task's place among
--- those of its key.
+-- A queue's due tasks in the order in which workers claim them, from the front of the claim index for each priority, so
+-- that delayed tasks are never scanned. Keys take turns with each other and with the tasks without a key: "place" is a
+-- task's place among the tasks of its key.
 WITH RECURSIVE levels AS (
     (SELECT priority FROM horsies_tasks
      WHERE status = 'PENDING' AND NOT held AND queue_name = %(queue)s::text ORDER BY priority LIMIT 1)
@@ -51,7 +52,7 @@ FROM (
 ORDER BY front.place, front.priority, front.enqueued_at, front.id LIMIT %(limit)s::integer
 
 -- name: tasks_of_worker
--- One worker's tasks in flight, oldest first, each with its newest heartbeat.
+-- The tasks in flight of one worker, oldest first, each with its newest heartbeat.
 SELECT task.id::text, task.task_name, task.queue_name, task.status, task.worker_pid,
     extract(epoch FROM now() - coalesce(task.started_at, task.claimed_at))::float8 AS seconds,
     extract(epoch FROM now() - beat.sent_at)::float8 AS heartbeat_seconds
@@ -63,8 +64,9 @@ WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', '
 ORDER BY task.started_at NULLS LAST, task.id LIMIT %(limit)s::integer
 
 -- name: memory_of_name
--- The private memory of the children that ran this task at their workers' last snapshots. An async child runs several
--- tasks in one memory, so it is left out. Workers keep the list of their children anyway; attempts record no memory.
+-- The private memory of the children that ran this task, from their workers' latest snapshots. Async children are left
+-- out, because they run several tasks in one memory. Attempts do not record memory; this list of children is stored
+-- anyway.
 SELECT count(*) AS children, (percentile_disc(0.5) WITHIN GROUP (ORDER BY running.megabytes)) AS p50_mb,
     max(running.megabytes) AS most_mb
 FROM (SELECT (child ->> 'private_mb')::float8 AS megabytes
@@ -74,7 +76,7 @@ FROM (SELECT (child ->> 'private_mb')::float8 AS megabytes
 WHERE running.megabytes IS NOT NULL
 
 -- name: read_worker_detail
--- A worker's children at its last snapshot, how many tasks it knows, and the age of that snapshot.
+-- A worker's children at its latest snapshot, the number of tasks that the worker knows, and the age of that snapshot.
 SELECT worker.children, CASE WHEN worker.known_tasks IS NOT NULL THEN (
         SELECT count(*) FROM jsonb_object_keys(worker.known_tasks -> 'tasks')) END AS tasks_known,
     extract(epoch FROM now() - (
@@ -84,7 +86,7 @@ SELECT worker.children, CASE WHEN worker.known_tasks IS NOT NULL THEN (
 FROM horsies_workers AS worker WHERE worker.worker_id = %(worker_id)s
 
 -- name: thinned_worker_history
--- One worker's snapshots since a time, as one point per step.
+-- One worker's snapshots since a given time, as one point per step.
 SELECT date_bin(%(step)s::interval, state.snapshot_at, %(since)s::timestamptz) AS at,
     max(state.memory_usage_mb + coalesce(state.children_memory_mb, 0))::float8 AS memory_mb,
     avg(state.tasks_running)::float8 AS busy, avg(state.cpu_percent)::float8 AS cpu_percent
@@ -93,8 +95,8 @@ WHERE state.worker_id = %(worker_id)s AND state.snapshot_at >= %(since)s::timest
 GROUP BY 1 ORDER BY 1
 
 -- name: estimate_rows
--- The planner's estimate of the number of stored tasks, or NULL before the first ANALYZE, and the server's version.
--- The first row names this schema's table.
+-- The planner's estimate of the number of stored tasks (NULL before the first ANALYZE), and the server's version. The
+-- parameter is the name of this schema's tasks table.
 SELECT (SELECT CASE WHEN known.reltuples >= 0 THEN known.reltuples::float8 END FROM pg_class AS known
         WHERE known.oid = (SELECT task.tableoid FROM horsies_tasks AS task ORDER BY task.id LIMIT 1)) AS tasks,
     current_setting('server_version') AS server_version

@@ -1,15 +1,15 @@
--- Facts for the checks of `horsies doctor`. Every statement is bounded: it reads the catalog, the server's
--- statistics, partial indexes on live rows, or a fixed number of rows at the end of a primary key.
+-- Facts for the checks of `horsies doctor`. Every statement is bounded: it reads the catalog, the server's statistics,
+-- partial indexes on open rows, or a fixed number of rows at the end of a primary key.
 
 -- name: find_table
--- Whether a table exists. The name is a parameter, because the loader does not qualify a literal.
+-- Whether a table exists. The table's name is a parameter, because the schema is not added to names inside literals.
 SELECT EXISTS (
     SELECT FROM pg_class AS relation
     WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid
       AND relation.relname = %(table)s::text) AS is_there
 
 -- name: read_migrations
--- The schema's applied files: a few dozen rows.
+-- The schema files that were applied to this database: a few dozen rows.
 SELECT kind, version, sha FROM horsies_migrations
 
 -- name: list_triggers
@@ -20,8 +20,8 @@ WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid AND NOT tes
   AND starts_with(tested.tgname, 'horsies_')
 
 -- name: find_silencers
--- Where session_replication_role is set to replica, which keeps triggers from firing: on the database or the server,
--- on this role or the role of another Horsies session, or in this session's configuration or address.
+-- Where session_replication_role is set to "replica", which prevents triggers from firing: for the database or the
+-- server, for this role or the role of another Horsies session, or in this session's configuration or database URL.
 SELECT role.rolname::text AS role_name, stored.setdatabase <> 0 AS is_of_database, true AS is_stored,
     current_database()::text AS database_name
 FROM pg_db_role_setting AS stored LEFT JOIN pg_roles AS role ON role.oid = stored.setrole
@@ -42,7 +42,8 @@ SELECT DISTINCT proname::text AS name FROM pg_proc
 WHERE pronamespace = to_regnamespace(%(schema)s::text)::oid AND starts_with(proname, 'horsies_')
 
 -- name: list_indexes
--- Every index on a horsies table, including indexes made by other programs: an invalid index slows down writes.
+-- Every index on a table of Horsies, including indexes that other programs created, and whether it is valid: an invalid
+-- index slows down writes.
 SELECT entry.relname::text AS name, relation.relname::text AS table_name, tested.indisvalid AS is_valid
 FROM pg_index AS tested JOIN pg_class AS entry ON entry.oid = tested.indexrelid
 JOIN pg_class AS relation ON relation.oid = tested.indrelid
@@ -99,7 +100,7 @@ FROM pg_prepared_xacts WHERE database = current_database()
 ORDER BY transactions DESC, name LIMIT 20
 
 -- name: measure_claim_index
--- The size of the claim index and the tasks in it, counted only as far as the number matters.
+-- The size of the claim index, and the number of tasks in it, counted only up to the number that matters to the check.
 SELECT pg_relation_size(entry.oid) AS bytes, (
     SELECT count(*) FROM (
         SELECT FROM horsies_tasks WHERE status = 'PENDING' AND NOT held
@@ -114,8 +115,8 @@ FROM horsies_workers WHERE stopped_at IS NULL ORDER BY seen_at DESC LIMIT 1000
 
 -- name: count_abandoned
 -- Tasks that recovery should have taken: claimed by or running on workers that are gone, with a lapsed lease, or past
--- their deadline. Tasks in flight are few; deadlines are counted from their index, up to 10,000. Parameters: an age
--- in seconds.
+-- their deadline. There are few tasks in flight; tasks past their deadline are counted from the index on deadlines, up
+-- to 10,000. Parameters: an age in seconds.
 SELECT count(*) FILTER (WHERE worker.stopped_at < now() - %(seconds)s::float8 * interval '1 second'
         OR (worker.worker_id IS NULL
             AND coalesce(task.started_at, task.claimed_at, task.updated_at)
@@ -129,9 +130,9 @@ FROM horsies_tasks AS task LEFT JOIN horsies_workers AS worker ON worker.worker_
 WHERE task.status IN ('CLAIMED', 'RUNNING')
 
 -- name: list_crashes
--- Attempts in the last hour that ended with the death of their child process, among the newest "window" attempts.
--- Names are scalar subqueries, because a join might be planned as a hash over the whole history. Parameters: how many
--- of the newest attempts to read.
+-- Among the newest "window" attempts, those of the last hour whose child process died. Names are scalar subqueries,
+-- because a join might be planned as a hash over the whole history. Parameters: how many of the newest attempts to
+-- read.
 WITH newest AS MATERIALIZED (
     SELECT task_id, outcome, finished_at FROM horsies_task_attempts ORDER BY id DESC LIMIT %(window)s::integer),
 crashed AS MATERIALIZED (
@@ -142,8 +143,8 @@ FROM crashed JOIN (SELECT task_id, count(*) AS times FROM crashed GROUP BY task_
 WHERE task_name IS NOT NULL GROUP BY task_name ORDER BY crashes DESC, task_name LIMIT 20
 
 -- name: list_losses
--- Workers that another worker found dead within this time, newest first. Its tasks have been recovered.
--- Parameters: how many seconds ago at most, and how many to return.
+-- Workers that another worker declared lost within this time, newest first; their tasks have been recovered.
+-- Parameters: the time in seconds, and how many workers to return.
 SELECT worker_id, coalesce(name, hostname || ':' || pid)::text AS label, stopped_at AS lost_at, now() AS looked_at,
     queues::text[] AS queues
 FROM horsies_workers
@@ -151,9 +152,9 @@ WHERE was_lost AND stopped_at > now() - %(seconds)s::float8 * interval '1 second
 ORDER BY stopped_at DESC LIMIT %(limit)s
 
 -- name: find_overlong_tasks
--- Tasks that have been RUNNING for more than 30 seconds beyond their time limit, without a heartbeat for five
--- minutes, or without a limit for "seconds"; from the in-flight index. The start counts as the first heartbeat.
--- Parameters: an age in seconds, and the most rows.
+-- Tasks that have been RUNNING for more than 30 seconds beyond their time limit, tasks without a heartbeat for five
+-- minutes, and tasks without a time limit that have been RUNNING for "seconds"; from the in-flight index. The start of
+-- a task counts as its first heartbeat. Parameters: an age in seconds, and the maximum number of rows.
 SELECT task.id::text, task.task_name, task.timeout_ms, task.started_at, beat.sent_at AS heartbeat_at,
     now() AS looked_at
 FROM horsies_tasks AS task LEFT JOIN LATERAL (
@@ -168,8 +169,8 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = 'RUNNING'
 ORDER BY task.started_at, task.id LIMIT %(limit)s::integer
 
 -- name: find_long_pauses
--- Runs paused by an error, or paused for "seconds", newest first, among the newest thousand paused runs, from the
--- index on open runs. A run that an operator paused has no error.
+-- Runs that an error has paused, and runs that have been paused for "seconds", newest first, among the newest thousand
+-- paused runs; from the index on open runs. A run that an operator paused has no error.
 SELECT run.id::text, run.name, run.paused_at,
     coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code')
         AS error_code,
@@ -185,7 +186,8 @@ WHERE run.error IS NOT NULL OR run.paused_at < now() - %(seconds)s::float8 * int
 ORDER BY run.paused_at DESC, run.id LIMIT %(limit)s::integer
 
 -- name: find_overdue_schedules
--- Schedules whose slot passed "seconds" ago and that no scheduler has touched since, by the index on due schedules.
+-- Schedules with a slot that has been overdue for "seconds", and whose row no scheduler has changed since; by the index
+-- on due schedules.
 SELECT state.schedule_name::text AS name FROM horsies_schedule_state AS state
 WHERE state.next_run_at < now() - %(seconds)s::float8 * interval '1 second' AND state.paused_at IS NULL
   AND state.updated_at < now() - %(seconds)s::float8 * interval '1 second'
@@ -193,25 +195,25 @@ WHERE state.next_run_at < now() - %(seconds)s::float8 * interval '1 second' AND 
 ORDER BY state.next_run_at, state.schedule_name LIMIT %(limit)s::integer
 
 -- name: read_oldest_ended
--- The oldest finished task among the first thousand ids, excluding tasks with their own retention.
+-- The oldest finished task among the tasks with the first thousand ids, leaving out tasks with their own retention.
 SELECT extract(epoch FROM now() - min(first.ended_at))::float8 AS seconds FROM (
     SELECT coalesce(completed_at, failed_at, updated_at) AS ended_at, status, retention FROM horsies_tasks
     ORDER BY horsies_tasks.id LIMIT 1000) AS first
 WHERE first.status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') AND first.retention IS NULL
 
 -- name: measure_payload
--- The mean stored size of arguments and results over the newest 200 tasks; nothing is decompressed.
+-- The mean stored size of the arguments and results of the newest 200 tasks, without decompressing them.
 SELECT avg(coalesce(pg_column_size(newest.args), 0) + coalesce(pg_column_size(newest.kwargs), 0)
     + coalesce(pg_column_size(newest.result), 0))::float8 AS bytes
 FROM (SELECT args, kwargs, result FROM horsies_tasks ORDER BY horsies_tasks.id DESC LIMIT 200) AS newest
 
 -- name: begin_reading
--- For the rest of the transaction: no writes, no long statements, no waiting for locks. Parameters: how long a
--- statement may take, and how long it may wait for a lock.
+-- Settings for the rest of the transaction: no writes, no long statements, no long waits for locks. Parameters: how
+-- long a statement may take, and how long it may wait for a lock.
 SELECT set_config('transaction_read_only', 'on', true) AS is_read_only,
     set_config('statement_timeout', %(statement_ms)s::integer::text, true) AS statement_timeout,
     set_config('lock_timeout', %(lock_ms)s::integer::text, true) AS lock_timeout
 
 -- name: read_backend
--- The server process behind this connection; behind a pooler it changes between transactions.
+-- The server process behind this connection; if it changes between transactions, there is a pooler in between.
 SELECT pg_backend_pid() AS pid

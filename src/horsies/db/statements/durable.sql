@@ -1,8 +1,8 @@
 -- Statements of durable functions: the steps of a run, its waits and its signals.
 
 -- name: record_step
--- A step of a running attempt: one row, in one transaction. Without a row in return the step is recorded already, by
--- an earlier attempt or by this one before its answer was lost; or the run belongs to another attempt.
+-- Record a step of a running attempt: one row, in one transaction. If no row is returned, either the step was recorded
+-- already (by an earlier attempt, or by this attempt, which lost the answer), or the run belongs to another attempt.
 INSERT INTO horsies_steps (
     task_id, name, position, kind, result, error, due_at, attempt, started_at, ended_at)
 SELECT task.id, %(name)s, %(position)s::integer, %(kind)s, %(result)s::text, %(error)s::text,
@@ -15,16 +15,16 @@ ON CONFLICT (task_id, name) DO NOTHING
 RETURNING name
 
 -- name: hold_run
--- Lock the row of a run until its transaction has committed: no other attempt can begin, and no cancel be accepted,
--- between this statement and the COMMIT. Without a row the run belongs to another attempt.
+-- Lock the row of a run until the transaction has committed. Between this statement and the COMMIT, no other attempt
+-- can start and no cancellation can be accepted. If no row is returned, the run belongs to another attempt.
 SELECT id::text AS task_id FROM horsies_tasks AS task
 WHERE task.id = %(task_id)s::uuid AND task.generation = %(generation)s::integer
   AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
 FOR SHARE
 
 -- name: limit_run
--- Store the deadline of a run at its first call. "is_late" says that it was cancelled for its deadline; without a row
--- the run belongs to another attempt.
+-- Store the deadline of a run at its first call. "is_late" means that the run was cancelled because of its deadline. If
+-- no row is returned, the run belongs to another attempt.
 WITH mine AS (
     SELECT task.id FROM horsies_tasks AS task
     WHERE task.id = %(task_id)s::uuid AND task.generation = %(generation)s::integer
@@ -38,13 +38,14 @@ SELECT EXISTS (
 FROM mine
 
 -- name: end_late_runs
--- PENDING, CLAIMED or RUNNING -> CANCELLED past the deadline of the run, after its clean-up; see
+-- PENDING, CLAIMED or RUNNING -> CANCELLED after the deadline of the run, and after its clean-up; see
 -- horsies_end_late_runs_v1.
 SELECT ended::text AS id FROM horsies_end_late_runs_v1(
     %(limit)s::integer, %(excluded)s::uuid[], %(only)s::uuid[]) AS ended
 
 -- name: load_steps
--- All steps of a run, in the order in which they were recorded. What the run waited for is over.
+-- All steps of a run, in the order in which they were recorded. The record of what the run waited for is deleted,
+-- because the wait is over.
 WITH over AS (
     DELETE FROM horsies_parked AS parked
     WHERE parked.task_id = %(task_id)s::uuid AND parked.generation < %(generation)s::integer)
@@ -53,7 +54,7 @@ SELECT name, position, kind, result, error,
 FROM horsies_steps WHERE task_id = %(task_id)s::uuid ORDER BY position, name
 
 -- name: read_step
--- A step that is recorded already. Without a row the run belongs to another attempt, which continues it.
+-- A step that was recorded already. If no row is returned, the run belongs to another attempt, which continues it.
 SELECT step.name, step.position, step.kind, step.result, step.error,
     extract(epoch FROM step.due_at - clock_timestamp())::float8 AS left_seconds
 FROM horsies_steps AS step JOIN horsies_tasks AS task ON task.id = step.task_id
@@ -111,14 +112,15 @@ SELECT name, position, kind, result, error, due_at, attempt, started_at, ended_a
 FROM horsies_steps WHERE task_id = %(task_id)s::uuid ORDER BY position, name
 
 -- name: list_newest_steps
--- The newest steps of a run for a page. Without "payload", and above "max_bytes", a result is left out.
+-- The newest steps of a run, for a page. A result is left out if it is larger than "max_bytes", or if "payload" is not
+-- set.
 SELECT name, position, kind, octet_length(result) AS result_bytes,
     CASE WHEN %(payload)s::boolean AND octet_length(result) <= %(max_bytes)s::integer THEN result END AS result,
     error, due_at, attempt, started_at, ended_at
 FROM horsies_steps WHERE task_id = %(task_id)s::uuid ORDER BY position DESC, name LIMIT %(limit)s
 
 -- name: find_held_runs
--- Runs that are held because their code does not fit their record, the oldest first, with the total count.
+-- Runs that are held because their code does not fit their recorded steps, oldest first, with the total count.
 SELECT task.id::text, task.task_name, parked.problem, parked.since, count(*) OVER () AS total
 FROM horsies_parked AS parked JOIN horsies_tasks AS task
     ON task.id = parked.task_id AND task.generation = parked.generation
@@ -126,7 +128,8 @@ WHERE parked.problem IS NOT NULL AND coalesce(task.status, '') = 'PENDING'
 ORDER BY parked.since, task.id LIMIT %(limit)s
 
 -- name: count_parked
--- Parked runs, and runs that are held because their code does not fit their record; exact up to "most" together.
+-- The number of parked runs, and of runs that are held because their code does not fit their recorded steps; both
+-- together are exact up to "most".
 SELECT count(*) FILTER (WHERE wait.problem IS NULL) AS parked,
     count(*) FILTER (WHERE wait.problem IS NOT NULL) AS held
 FROM (SELECT parked.problem FROM horsies_parked AS parked JOIN horsies_tasks AS task
@@ -134,8 +137,9 @@ FROM (SELECT parked.problem FROM horsies_parked AS parked JOIN horsies_tasks AS 
       WHERE coalesce(task.status, '') = 'PENDING' LIMIT %(most)s::integer + 1) AS wait
 
 -- name: list_newest_runs
--- The newest runs with a recorded step, or only the failed ones: one index probe for each of the newest "window" runs.
--- A run's status is a scalar subquery, because a join might be planned as a hash over the whole history.
+-- The newest runs of durable functions, or only the failed ones: one index probe for recorded steps for each of the
+-- newest "window" runs. A run's status is a scalar subquery, because a join might be planned as a hash over the whole
+-- history.
 WITH RECURSIVE runs AS (
     (SELECT task_id FROM horsies_steps ORDER BY task_id DESC LIMIT 1)
     UNION ALL
@@ -149,6 +153,6 @@ WHERE newest.status = 'FAILED' OR NOT %(failed_only)s::boolean
 ORDER BY newest.task_id DESC LIMIT %(limit)s::integer
 
 -- name: read_call
--- The call of a run, for a replay of its code.
+-- The name and arguments of a run, for a replay of its code.
 SELECT task_name, status, coalesce(args, '[]') AS args, coalesce(kwargs, '{}') AS kwargs
 FROM horsies_tasks WHERE id = %(task_id)s::uuid

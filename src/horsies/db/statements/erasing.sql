@@ -1,7 +1,7 @@
 -- Erasing: find the tasks and runs about one person, export them, and delete or redact them. Only tasks and runs that have ended are erased.
 
 -- name: meet_erasures
--- The tasks and runs that an order names, by primary key. A run counts as ended once its root and every task in its
+-- The tasks and runs that an order lists, by primary key. A run counts as ended once its root and every task in its
 -- tree have ended. "is_awaited" means that an open run of a durable function may still take the result.
 SELECT task.id::text AS id, task.status::text AS status, task.created_at,
     coalesce(task.completed_at, task.failed_at) AS finished_at, false AS is_run,
@@ -22,8 +22,8 @@ SELECT root.id::text, CASE WHEN EXISTS (
 FROM horsies_workflows AS root WHERE root.id = ANY(%(ids)s::uuid[])
 
 -- name: read_erased_keys
--- The keys of tasks, and of the tasks of runs, that are about to be erased. A key that all calls of a task share
--- identifies no person, so its limits and its pause stay.
+-- The keys of tasks, and of the tasks of runs, that are about to be erased. A key that all calls of a task share does
+-- not identify a person, so its limits and its pause are kept.
 SELECT DISTINCT task.queue_name::text AS queue, task.lane_key AS key FROM horsies_tasks AS task
 WHERE task.lane_key IS NOT NULL
   AND NOT EXISTS (SELECT FROM horsies_task_defaults AS defaults WHERE defaults.fixed_key = task.lane_key)
@@ -41,8 +41,9 @@ WHERE id = ANY(%(ids)s::uuid[]) AND status IN ('COMPLETED', 'FAILED', 'CANCELLED
 RETURNING id::text
 
 -- name: delete_runs
--- Ended runs -> nothing, whole trees with their nodes, signals and tasks. The caller has locked the roots, and has seen
--- under that lock that every task in the trees has ended. Returns the ids of the roots, and of all that was below them.
+-- Ended runs -> nothing, as whole trees with their nodes, signals and tasks. The caller has locked the roots, and has
+-- checked under that lock that every task in the trees has ended. Returns the ids of the roots and of all runs and
+-- tasks below them.
 WITH ended AS MATERIALIZED (
     SELECT root.id FROM horsies_workflows AS root
     WHERE root.id = ANY(%(ids)s::uuid[]) AND root.parent_workflow_id IS NULL
@@ -60,16 +61,17 @@ UNION ALL SELECT found.id::text, false
 FROM (SELECT tasks.id FROM tasks UNION ALL SELECT below.id FROM below) AS found
 
 -- name: redact_tasks
--- Ended tasks keep that they ran, and lose what may name a person: see horsies_redact_tasks_v1.
+-- Redact ended tasks: the record that they ran is kept, and everything that may identify a person is removed; see
+-- horsies_redact_tasks_v1.
 SELECT redacted.id::text FROM horsies_redact_tasks_v1(%(ids)s::uuid[]) AS redacted (id)
 
 -- name: redact_runs
--- The same for ended runs, whole trees: see horsies_redact_runs_v1. The caller has locked the roots.
+-- Redact ended runs, as whole trees; see horsies_redact_runs_v1. The caller has locked the roots.
 SELECT redacted.id::text, redacted.is_root FROM horsies_redact_runs_v1(%(ids)s::uuid[]) AS redacted
 
 -- name: forget_tasks
--- What other tables say about erased tasks and runs: refused calls, refused changes, the texts of open findings, and the
--- reasons of manual changes.
+-- Erase the traces of erased tasks and runs in other tables: refused calls, refused changes, the texts of open
+-- findings, and the reasons of manual changes.
 WITH named AS MATERIALIZED (
     SELECT kind || erased.id::text AS subject
     FROM unnest(%(ids)s::uuid[]) AS erased (id), unnest(ARRAY['task ', 'run ']) AS kind),
@@ -84,9 +86,10 @@ WHERE change.detail IS NOT NULL AND change.order_id IS NULL AND change.subject::
     SELECT named.subject FROM named))
 
 -- name: forget_keys
--- The limits and pauses of keys without an open task, and what the record of changes and open findings say about these
--- keys; such a finding begins with the text in "openings". Three probes, because open tasks with keys are in three
--- indexes. A meter stays while starts are not yet paid for: the next task of the key must wait for them.
+-- Delete the limits and pauses of keys without an open task, and erase these keys from the record of changes and from
+-- open findings; a finding about a key begins with the text in "openings". There are three probes for open tasks,
+-- because open tasks with keys are in three indexes. A meter is kept while its starts are not yet paid for, because the
+-- next task with the key must wait for them. Returns the keys that still have open tasks.
 WITH given AS MATERIALIZED (
     SELECT asked.queue, asked.key, asked.opening, horsies_lane_v1(asked.queue, asked.key) AS lane
     FROM unnest(%(queues)s::text[], %(keys)s::text[], %(openings)s::text[]) AS asked (queue, key, opening)),
@@ -122,9 +125,9 @@ SELECT given.queue, given.key FROM given
 WHERE NOT EXISTS (SELECT FROM free WHERE free.queue = given.queue AND free.key = given.key)
 
 -- name: find_key_queues
--- The queues that have limits or a pause of this key, changes to it on record, or a meter that may go; none if all calls
--- of a task share the key. The name of a queue contains no spaces: such a subject is about another key. Reads every
--- change on record and every meter.
+-- The queues with limits or a pause for this key, with recorded changes to the key, or with a meter that can be
+-- deleted; no queue if the key is shared by all calls of a task. Queue names contain no spaces, so a recorded subject
+-- whose queue name would contain a space is about another key. Reads every recorded change and every meter.
 SELECT found.queue, %(key)s::text AS key FROM (
     SELECT stored.queue_name::text AS queue FROM horsies_lanes AS stored
     WHERE stored.lane_key = %(key)s::text AND stored.task_rate_seconds IS NULL
@@ -147,8 +150,9 @@ WHERE run.workflow_key IS NOT NULL AND (run.id = ANY(%(ids)s::uuid[])
     OR (run.root_workflow_id = ANY(%(ids)s::uuid[]) AND run.parent_workflow_id IS NOT NULL))
 
 -- name: forget_run_keys
--- The filters of earlier bulk orders name runs by their keys. Only this list in the plan is rewritten: the same text
--- elsewhere in it is a name or a JSON key, and stays. Reads every order of runs on record.
+-- Erase keys from the filters of earlier bulk orders of runs, which list runs by their keys. Only that list in an
+-- order's plan is rewritten: the same text elsewhere in the plan is a name or a JSON key, and is kept. Reads every
+-- recorded order of runs.
 UPDATE horsies_actions AS change SET order_plan = jsonb_set(change.order_plan::jsonb, '{runs,workflow_keys}', (
     SELECT jsonb_agg(CASE WHEN named.key = ANY(%(keys)s::text[]) THEN 'erased' ELSE named.key END ORDER BY named.position)
     FROM jsonb_array_elements_text(change.order_plan::jsonb #> '{runs,workflow_keys}') WITH ORDINALITY
@@ -157,7 +161,7 @@ WHERE change.order_id IS NOT NULL AND right(change.verb, 5) = '_runs'
   AND change.order_plan::jsonb #> '{runs,workflow_keys}' ?| %(keys)s::text[]
 
 -- name: find_tasks_by_key
--- The tasks of one window, newest first, with this key: as their key, idempotency key or unique key.
+-- The tasks in one window of ids, newest first, whose key, idempotency key or unique key is this key.
 SELECT newest.id::text FROM (
     SELECT id, lane_key, idempotency_key, unique_key FROM horsies_tasks
     WHERE id < %(before)s::uuid AND id >= %(since)s::uuid
@@ -166,8 +170,8 @@ WHERE %(key)s::text IN (newest.lane_key, newest.idempotency_key, newest.unique_k
 ORDER BY newest.id DESC
 
 -- name: find_runs_by_key
--- The roots of the runs with this key that were started between two times, as the key of the run or of one of its
--- nodes. NULL is no bound. Reads every run.
+-- The roots of the runs started between two times that have this key, or have a node with this key. NULL as a time
+-- means no bound. Reads every run.
 SELECT DISTINCT run.root_workflow_id::text AS id FROM horsies_workflows AS run
 WHERE (run.workflow_key = %(key)s::text OR EXISTS (
     SELECT FROM horsies_workflow_tasks AS node WHERE node.workflow_id = run.id AND node.lane_key = %(key)s::text))
@@ -175,8 +179,9 @@ WHERE (run.workflow_key = %(key)s::text OR EXISTS (
   AND (%(until)s::timestamptz IS NULL OR run.created_at < %(until)s::timestamptz)
 
 -- name: find_calls
--- The arguments of nodes, from a node on, that contain both texts; nodes that were skipped have no task. Their key
--- orders them, so that each page reads the next ones.
+-- The arguments of nodes, starting behind a given node, that contain both texts. Nodes are searched here because
+-- skipped nodes have no task. They are read in the order of their primary key, so that each page continues after the
+-- previous one.
 SELECT page.workflow_id::text AS run_id, page.task_index, page.task_name::text AS task_name,
     page.root_id::text AS root_id, page.task_kwargs AS kwargs
 FROM (
@@ -189,7 +194,7 @@ WHERE strpos(page.task_kwargs, %(key)s) > 0 AND strpos(page.task_kwargs, %(needl
 ORDER BY page.workflow_id, page.task_index
 
 -- name: end_of_calls
--- The last node of such a page; no row means that there are no more nodes.
+-- The last node of one page of find_calls; no row means that there are no more nodes.
 SELECT page.workflow_id::text AS run_id, page.task_index FROM (
     SELECT node.workflow_id, node.task_index FROM horsies_workflow_tasks AS node
     WHERE (node.workflow_id, node.task_index) > (%(run_id)s::uuid, %(task_index)s::integer)
@@ -197,19 +202,19 @@ SELECT page.workflow_id::text AS run_id, page.task_index FROM (
 ORDER BY page.workflow_id DESC, page.task_index DESC LIMIT 1
 
 -- name: read_roots
--- The runs at the top of the trees that these tasks and runs belong to.
+-- The roots of the trees to which these tasks and runs belong.
 SELECT asked.id::text AS id, run.root_workflow_id::text AS root_id
 FROM unnest(%(ids)s::uuid[]) AS asked (id)
 LEFT JOIN horsies_tasks AS task ON task.id = asked.id
 JOIN horsies_workflows AS run ON run.id = coalesce(task.workflow_id, asked.id)
 
 -- name: find_definitions
--- The schedules added at run time, with their arguments: few rows.
+-- The schedules that were added at run time, with their arguments; there are few of them.
 SELECT schedule_name::text AS name, definition FROM horsies_schedule_state
 WHERE definition IS NOT NULL ORDER BY schedule_name
 
 -- name: export_tasks
--- Every column of tasks, with the rows of other tables about them, as JSON.
+-- Every column of tasks, and the rows about them in other tables, as JSON.
 SELECT (to_jsonb(task) || jsonb_build_object(
     'attempts', (SELECT jsonb_agg(to_jsonb(tried) ORDER BY tried.attempt)
         FROM horsies_task_attempts AS tried WHERE tried.task_id = task.id),
@@ -248,6 +253,6 @@ SELECT to_jsonb(change)::text AS document FROM horsies_actions AS change
 WHERE change.subject::text = ANY(%(subjects)s::text[]) ORDER BY change.id
 
 -- name: export_keys
--- The limits and pauses of one key in every queue, as JSON: few rows.
+-- The limits and pauses of one key in all queues, as JSON; there are few of them.
 SELECT to_jsonb(stored)::text AS document FROM horsies_lanes AS stored
 WHERE stored.lane_key = %(key)s::text ORDER BY stored.queue_name

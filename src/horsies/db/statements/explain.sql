@@ -1,10 +1,10 @@
--- Statements that answer why a task, node, run, queue or schedule is not making progress. Each reads a bounded number
--- of rows: keys, partial indexes on live states, and lists with a limit. None shows the text of another session's
--- statement, which may contain arguments.
+-- Statements that answer why a task, node, run, queue or schedule is not making progress. Each statement reads a
+-- bounded number of rows: single keys, partial indexes on open states, and lists with a limit. None of them returns the
+-- text of another session's statement, because that text may contain arguments.
 
 -- name: explain_task
 -- One task by its key, with its node, run, queue and worker, its newest attempt and its newest heartbeat. "is_parked"
--- means that it becomes due after an event. A blocked task is one whose next change the database refuses.
+-- means that the task becomes due after an event. A task is blocked if the database refuses its next change.
 SELECT task.id::text, task.task_name, task.queue_name, task.status, task.priority, task.retry_count,
     task.max_retries, task.timeout_ms, task.good_until, task.held, task.enqueued_at,
     CASE WHEN task.lane IS NULL THEN task.enqueued_at ELSE greatest(task.enqueued_at, task.next_retry_at) END
@@ -52,9 +52,9 @@ LEFT JOIN LATERAL (
 WHERE task.id = %(id)s::uuid
 
 -- name: list_knowledge
--- For every open worker: whether it registered this task or sub-workflow, with which parameters, and why its
--- parameters rejected this call; or the key that it lacks, without which another worker could not read the payload. A
--- worker that registered no names may know any task.
+-- For every open worker: whether it has registered this task or sub-workflow, with which parameters, and why these
+-- parameters do not fit this call; or which encryption key the worker lacks to read the payload. A worker that has
+-- registered no names may know any task.
 SELECT worker.worker_id, worker.known_tasks IS NULL OR known.fingerprint IS NOT NULL AS knows_task,
     known.fingerprint, refusal.message AS refusal, refusal.since AS refused_since,
     CASE WHEN starts_with(refusal.fingerprint, 'key:') THEN substr(refusal.fingerprint, 5) END AS missing_key
@@ -73,7 +73,7 @@ WHERE worker.stopped_at IS NULL
 ORDER BY worker.seen_at DESC LIMIT 1000
 
 -- name: list_recovery_settings
--- The recovery settings of the open workers seen last, from their newest snapshots.
+-- The recovery settings of the open workers with the latest heartbeats, from their newest snapshots.
 SELECT worker.worker_id, newest.recovery_config AS recovery
 FROM (SELECT worker_id FROM horsies_workers WHERE stopped_at IS NULL ORDER BY seen_at DESC LIMIT 50) AS worker
 CROSS JOIN LATERAL (
@@ -81,13 +81,13 @@ CROSS JOIN LATERAL (
     WHERE state.worker_id = worker.worker_id ORDER BY state.snapshot_at DESC LIMIT 1) AS newest
 
 -- name: find_last_server
--- Among workers that have ended, the one that served a queue last. Retention keeps the table small.
+-- The last worker that has stopped among those that served this queue. Retention keeps the table small.
 SELECT worker_id, name, hostname, pid, stopped_at, was_lost FROM horsies_workers
 WHERE stopped_at IS NOT NULL AND %(name)s = ANY(queues) ORDER BY stopped_at DESC LIMIT 1
 
 -- name: list_places
--- The tasks that take a place under the caps, with their counts: this queue's tasks first, oldest first. Uses the
--- in-flight index and counts the way a claim does: see horsies_in_flight.
+-- The tasks that occupy places under the caps, with their counts: first the tasks of this queue, oldest first. Uses the
+-- in-flight index and counts in the same way as a claim; see horsies_in_flight.
 SELECT task.id::text, task.queue_name, task.claimed_at,
     count(*) FILTER (WHERE task.queue_name = %(name)s) OVER () AS in_queue, count(*) OVER () AS in_cluster
 FROM horsies_tasks AS task
@@ -99,14 +99,13 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND (task.status = 'RUNNING' OR task
 ORDER BY task.queue_name <> %(name)s, task.claimed_at, task.id LIMIT 5
 
 -- name: read_meter
--- When a queue's rate allows the next start, and the seconds between two starts; no row if there is no rate.
+-- When a queue's rate allows the next start, and the seconds between two starts; no row if the queue has no rate.
 SELECT horsies_starts_at(meter) AS starts_at, meter.seconds AS start_seconds FROM horsies_meters AS meter
 WHERE meter.queue_name = %(name)s AND meter.lane = 0
 
 -- name: count_ahead
--- The queue's due tasks without a key that a claim takes first, up to "limit", and the keys that have their turns in
--- between. Like the two statements below, it reads the front of
--- the claim index for each priority, so that delayed tasks are never scanned.
+-- The number of due tasks without a key that a claim takes before this task, up to "limit", and the number of keys that
+-- take turns with them. Reads the front of the claim index for each priority, so that delayed tasks are never scanned.
 WITH RECURSIVE levels AS (
     (SELECT priority FROM horsies_tasks
      WHERE status = 'PENDING' AND NOT held AND queue_name = %(name)s ORDER BY priority LIMIT 1)
@@ -126,13 +125,14 @@ SELECT count(*) AS due, horsies_count_lanes_v1(%(name)s::text, 100) AS keys FROM
     LIMIT %(limit)s::integer) AS counted
 
 -- name: count_ahead_in_lane
--- The due tasks of a lane that start before this one, up to "limit", and the keys that have their turns in between.
+-- The number of due tasks in a lane that start before this task, up to "limit", and the number of keys that have turns
+-- in between.
 SELECT horsies_count_before_v1(
         %(name)s::text, %(lane)s::bigint, %(priority)s::integer, %(enqueued_at)s::timestamptz, %(id)s::uuid,
         %(limit)s::integer) AS due, horsies_count_lanes_v1(%(name)s::text, 100) AS keys
 
 -- name: count_due
--- The waiting tasks of each of these queues, due and delayed ones counted up to "limit" each, the first of them, and
+-- For each of these queues: the number of due and of delayed tasks, counted up to "limit" each, the first of them, and
 -- whether the queue is paused.
 WITH RECURSIVE levels AS (
     SELECT queue.name, (
@@ -175,8 +175,8 @@ LEFT JOIN horsies_queues AS stored ON stored.queue_name = queue.name
 GROUP BY queue.name, stored.queue_name, stored.paused_at
 
 -- name: list_due_names
--- The names among the first due tasks of each of these queues: 500 pairs of queue and priority, 10,000 tasks.
--- Parameters: names of queues or schedules.
+-- The task names among the first due tasks of each of these queues; at most 500 pairs of queue and priority, and 10,000
+-- tasks. Parameters: names of queues or schedules.
 WITH RECURSIVE levels AS (
     SELECT queue.name, (
         SELECT task.priority FROM horsies_tasks AS task
@@ -200,8 +200,9 @@ FROM (SELECT levels.name AS queue_name, front.task_name::text AS name
 GROUP BY due.queue_name, due.name
 
 -- name: list_task_sets
--- The task names of the workers that have not shut down. Workers of one release have the same, and a set of ten
--- thousand takes 12 ms to list and 1 ms to hash, so each is listed once, for one of its workers.
+-- The task names of the workers that have not shut down. Workers of the same release register the same names, and a set
+-- of ten thousand names takes 12 ms to list but only 1 ms to hash, so each distinct set is listed once, for one of its
+-- workers.
 SELECT alike.worker_ids, CASE WHEN worker.known_tasks IS NOT NULL
     THEN ARRAY(SELECT jsonb_object_keys(worker.known_tasks -> 'tasks')) END AS task_names
 FROM (SELECT min(worker_id) AS first_id, array_agg(worker_id::text) AS worker_ids
@@ -219,13 +220,13 @@ LEFT JOIN pg_stat_activity AS activity ON activity.pid = held.pid
 WHERE task.id = %(id)s::uuid AND held.pid IS DISTINCT FROM pg_backend_pid() LIMIT 1
 
 -- name: find_task_transaction
--- The open transaction in which a task writes its rows and its outcome (tx), by the name of its session.
+-- The open transaction in which a task writes its rows and its outcome (tx), found by the name of its session.
 SELECT pid, application_name, state, xact_start AS since FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = 'horsies:child-tx ' || %(id)s LIMIT 1
 
 -- name: find_writers
--- Open transactions that have changed something, oldest first: one of them may hold a row that is not visible yet.
--- Prepared transactions are left out.
+-- Open transactions that have changed something, oldest first: one of them may have written a row that is not visible
+-- yet. Prepared transactions are left out.
 SELECT pid, application_name, state, xact_start AS since FROM pg_stat_activity
 WHERE datname = current_database() AND backend_xid IS NOT NULL AND pid <> pg_backend_pid()
 ORDER BY xact_start LIMIT 3
@@ -235,8 +236,8 @@ ORDER BY xact_start LIMIT 3
 SELECT now() AS now
 
 -- name: list_map_places
--- A map's items that are due or running, in order: they take the places under max_parallel. Due items come first in
--- the index on waiting items, so the search ends early.
+-- The due and running items of a map, in order: they occupy the places under max_parallel. Due items come first in the
+-- index on waiting items, so the search ends early.
 SELECT place.id::text, place.status FROM (
     (SELECT task.id, task.status, task.workflow_item_index FROM horsies_tasks AS task
      WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.workflow_id = %(workflow_id)s::uuid
@@ -273,8 +274,8 @@ LEFT JOIN horsies_workflow_tasks AS node ON node.workflow_id = run.id AND node.n
 WHERE run.id = %(id)s::uuid
 
 -- name: list_open_nodes
--- One run's nodes with these indexes, or its open nodes, those that have started first; with their tasks and
--- sub-runs.
+-- The nodes of one run with these indexes, or all its open nodes, with their tasks and sub-runs; nodes that have
+-- started come first.
 SELECT node.task_index, node.node_id, node.kind, node.status, node.task_id::text,
     task.status AS task_status, node.items_total, node.items_open, node.items_bad,
     node.sub_workflow_id::text AS sub_run_id, child.status AS sub_run_status, node.completed_at,
@@ -289,8 +290,8 @@ WHERE node.workflow_id = %(id)s::uuid
 ORDER BY node.status = 'PENDING', node.task_index LIMIT 20
 
 -- name: explain_schedules
--- Schedules by their keys, with an unfinished task or run of each, and the number of connected schedulers. Uses index
--- probes.
+-- Schedules by their keys, each with an unfinished task or run, and the number of connected schedulers. Uses index
+-- probes only.
 SELECT state.schedule_name AS name, state.task_name, state.definition_key, state.owner, state.next_run_at,
     state.last_run_at, state.last_task_id::text, state.paused_at, state.skipped_at, state.skip_reason,
     coalesce(state.disabled_at >= state.updated_at, false) AS is_disabled, state.created_at,

@@ -1,21 +1,21 @@
 -- Keys of queues, as operators see and change them. A change notifies the workers of the queue, which claim again.
 
 -- name: list_keys
--- The keys of a queue that were changed manually, have tasks in flight or due tasks, up to "limit"; due tasks are
--- counted up to "most". Paused keys first, then those with the most due tasks.
+-- Up to "limit" keys of a queue: those with their own limits or a pause, those with tasks in flight, and those with due
+-- tasks, which are counted up to "most". Paused keys come first, then keys with the most due tasks.
 SELECT * FROM horsies_list_lanes_v1(%(queue)s::text, %(limit)s::integer, %(most)s::integer)
 
 -- name: read_key
--- One key, whether it has tasks or not.
+-- The state of one key, even if it has no tasks.
 SELECT * FROM horsies_lane_state_v1(
     %(queue)s::text, horsies_lane_v1(%(queue)s::text, %(key)s::text), %(key)s::text, %(most)s::integer)
 
 -- name: read_lane
--- The key of a task.
+-- The state of a task's key, found by its lane.
 SELECT * FROM horsies_lane_state_v1(%(queue)s::text, %(lane)s::bigint, NULL, %(most)s::integer)
 
 -- name: set_key
--- The limits whose names are given are those of this key from now on; NULL means as configured.
+-- Set the limits of this key whose names are in "given"; a value of NULL means that the configured limit applies again.
 WITH stored AS (
     INSERT INTO horsies_lanes AS stored (
         queue_name, lane, lane_key, max_concurrency, rate_seconds, rate_burst, weight)
@@ -33,8 +33,8 @@ WITH stored AS (
 SELECT stored.name::text FROM stored CROSS JOIN LATERAL pg_notify('task_queue_' || stored.name, '@') AS woken
 
 -- name: clear_key
--- The key has the limits of its queue again; a pause stays. Its row is locked first: a change that commits meanwhile
--- decides whether the row is still needed.
+-- Remove the limits of one key, so that the limits of its queue apply again; a pause of the key is kept. The key's row
+-- is locked first, because a change that commits meanwhile decides whether the row is still needed.
 WITH locked AS MATERIALIZED (
     SELECT stored.queue_name, stored.lane,
         stored.paused_at IS NOT NULL OR stored.task_rate_seconds IS NOT NULL AS is_needed
@@ -56,7 +56,8 @@ FROM (SELECT queue_name FROM gone UNION ALL SELECT queue_name FROM cleared) AS c
 CROSS JOIN LATERAL pg_notify('task_queue_' || changed.queue_name, '@') AS woken
 
 -- name: pause_key
--- Workers start no task of the key; running tasks continue. Pausing again keeps the time and takes the new reason.
+-- Pause a key: workers start no more of its tasks; running tasks continue. Pausing a paused key keeps the time and
+-- replaces the reason.
 INSERT INTO horsies_lanes AS stored (queue_name, lane, lane_key, paused_at, pause_reason)
 VALUES (%(queue)s::text, horsies_lane_v1(%(queue)s::text, %(key)s::text), %(key)s::text, clock_timestamp(), %(reason)s::text)
 ON CONFLICT (queue_name, lane) DO UPDATE SET
@@ -65,8 +66,8 @@ ON CONFLICT (queue_name, lane) DO UPDATE SET
 RETURNING stored.queue_name::text AS name
 
 -- name: resume_key
--- Workers start the tasks of the key again immediately: a notification wakes them, as for a new task. As in clear_key,
--- the row is locked first.
+-- Resume a key: workers start its tasks again immediately, because they are notified as for a new task. As in
+-- clear_key, the row is locked first.
 WITH locked AS MATERIALIZED (
     SELECT stored.queue_name, stored.lane,
         stored.max_concurrency IS NOT NULL OR stored.rate_seconds IS NOT NULL OR stored.weight IS NOT NULL
@@ -88,7 +89,7 @@ FROM (SELECT queue_name FROM gone UNION ALL SELECT queue_name FROM resumed) AS c
 CROSS JOIN LATERAL pg_notify('task_queue_' || changed.queue_name, '@') AS woken
 
 -- name: find_paused_keys
--- The paused keys with due tasks, longest paused first, up to "limit"; of the paused keys, the first thousand are read.
+-- Up to "limit" paused keys with due tasks, longest paused first; only the first thousand paused keys are read.
 SELECT state.* FROM (
     SELECT stored.queue_name, stored.lane FROM horsies_lanes AS stored
     WHERE stored.paused_at IS NOT NULL AND stored.lane <> 0 ORDER BY stored.paused_at LIMIT 1000) AS paused
@@ -96,11 +97,11 @@ CROSS JOIN LATERAL horsies_lane_state_v1(paused.queue_name, paused.lane, NULL, %
 WHERE state.due > 0 ORDER BY state.paused_at LIMIT %(limit)s::integer
 
 -- name: list_limited_queues
--- The queues whose keys have limits: all of them, or single ones, which may also be paused.
+-- The queues with limits for keys: for all keys, or for single keys, including keys that are only paused.
 SELECT DISTINCT stored.queue_name::text AS name FROM horsies_lanes AS stored
 
 -- name: count_keys
--- Per queue with keys: how many keys have due tasks, counted up to "most", and how many are paused.
+-- For each queue with keys: how many keys have due tasks, counted up to "most", and how many are paused.
 SELECT keyed.queue_name, horsies_count_lanes_v1(keyed.queue_name, %(most)s::integer) AS waiting, (
         SELECT count(*) FROM horsies_lanes AS stored
         WHERE stored.queue_name = keyed.queue_name AND stored.paused_at IS NOT NULL AND stored.lane <> 0) AS paused

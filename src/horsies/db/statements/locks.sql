@@ -1,9 +1,10 @@
--- The sessions for which sessions of Horsies wait.
+-- Which sessions keep sessions of Horsies waiting.
 
 -- name: find_blockers
--- Sessions that block one of Horsies, and those that hold or want one of these locks on a table of Horsies; both for
--- so many seconds at least. The sessions for which these wait in turn come with them, and first. A wait that has
--- ended leaves no trace, so the locks on the tables are searched as well. A prepared transaction has no session.
+-- Sessions that block a session of Horsies, and sessions that hold or request one of these lock modes on a table of
+-- Horsies, in both cases for at least this many seconds. If such a session waits for others in turn, those are
+-- included, and listed first. A wait that has ended leaves no trace, so the locks on the tables are searched as well. A
+-- prepared transaction has no session.
 WITH RECURSIVE own AS MATERIALIZED (
     SELECT relation.oid, relation.relname FROM pg_class AS relation
     WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid AND relation.relkind = 'r'

@@ -2,10 +2,11 @@
 -- bounded number of rows, however long the history is.
 
 -- name: search_tasks
--- The newest tasks whose arguments contain the needles. Compared as text and not as jsonb, because manually stored
--- arguments need not be valid, and jsonb does not allow \u0000. The caller parses the few rows and keeps the exact
--- matches. The window bounds the scan; texts above max_bytes are skipped before they are decompressed. "positional"
--- lists tasks in which the searched name is a positional parameter, so that their text lacks the name.
+-- The newest tasks whose arguments contain the texts in "key" and "needle". The arguments are compared as text and not
+-- as jsonb, because manually stored arguments need not be valid JSON, and jsonb does not allow \u0000. The caller
+-- parses the few rows that are found and keeps the exact matches. The window bounds the scan; texts above max_bytes are
+-- skipped before they are decompressed. "positional" lists the tasks in which the searched name is a positional
+-- parameter, so that their text does not contain the name.
 SELECT newest.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at,
     enqueued_at, started_at, finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds, args, kwargs
@@ -29,16 +30,16 @@ WHERE (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[
 ORDER BY newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_attempts
--- The position where the newest "sample" attempts begin, by an index-only scan of the primary key. No row means all
--- attempts.
+-- The id at which the newest "sample" attempts begin, by an index-only scan of the primary key. If no row is returned,
+-- all attempts are in the sample.
 SELECT id, finished_at FROM horsies_task_attempts ORDER BY id DESC OFFSET %(sample)s::integer - 1 LIMIT 1
 
 -- name: group_failures
 -- The newest failed attempts by task, error code and fingerprint. Names are scalar subqueries, because a join might be
 -- planned as a hash over the whole history. A failure is final unless the task is retried. An attempt that an operator
--- cancelled is not a failure. "first_at" and the releases come from the first and the newest attempt of all those on
--- record, by the index on fingerprints. An encrypted message is cut later, when it is readable. The times are for a
--- sparkline. Parameters: failed attempts from from_id on, at
+-- cancelled is not a failure. "first_at" and the two releases come from the first and the newest attempt on record with
+-- the same fingerprint, by the index on fingerprints. An encrypted message is shortened later, after it is decrypted.
+-- The times are for a sparkline. Parameters: failed attempts from from_id on, at
 -- most limit; an empty list matches every task.
 WITH newest AS MATERIALIZED (
     SELECT id, task_id, will_retry, coalesce(error_code, '') AS error_code, worker_hostname,
@@ -83,7 +84,7 @@ ORDER BY grouped.total DESC, grouped.task_name, grouped.error_code, grouped.fing
 
 -- name: read_failure
 -- One group of failures: its newest attempts, at most limit, by the index on fingerprints, and the first one on record.
--- The columns match group_failures; no row means that no attempt on record has this fingerprint.
+-- The columns are the same as those of group_failures; no row means that no attempt on record has this fingerprint.
 WITH newest AS MATERIALIZED (
     SELECT id, task_id, will_retry, error_code, worker_hostname, worker_id, finished_at, exception_type, raised_in
     FROM horsies_task_attempts WHERE fingerprint = %(fingerprint)s::text
@@ -109,7 +110,7 @@ SELECT coalesce((SELECT task.task_name::text FROM horsies_tasks AS task WHERE ta
 FROM last CROSS JOIN earliest
 
 -- name: list_resent
--- The tasks that an operator created by sending this one again, by the index on retried_from_task_id.
+-- The tasks that an operator created by sending this task again, by the index on retried_from_task_id.
 SELECT id::text, status, created_at FROM horsies_tasks WHERE retried_from_task_id = %(id)s::uuid
 ORDER BY horsies_tasks.id LIMIT 20
 
@@ -119,17 +120,18 @@ SELECT 'task' AS kind FROM horsies_tasks WHERE id = %(id)s::uuid
 UNION ALL SELECT 'run' FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: newest_trace
--- The span of a task's newest attempt that has one; a task has few attempts.
+-- The span of the newest attempt of a task that has a span; a task has few attempts.
 SELECT traceparent FROM horsies_task_attempts WHERE task_id = %(id)s::uuid AND traceparent IS NOT NULL
 ORDER BY attempt DESC LIMIT 1
 
 -- name: newest_heartbeat
--- A running task's last heartbeat: one probe.
+-- The latest heartbeat of a running task: one index probe.
 SELECT sent_at FROM horsies_heartbeats WHERE task_id = %(id)s::uuid AND role = 'runner'
 ORDER BY sent_at DESC LIMIT 1
 
 -- name: read_request
--- One task in the same form as a claim, without claiming it: the columns match claim_tasks.
+-- One task in the same form as a claim returns it, but without claiming it: the columns are the same as those of
+-- claim_tasks.
 SELECT id::text, generation, task_name::text, queue_name::text, args, kwargs, retry_count, max_retries,
     task_options, NULL::integer AS timeout_ms, NULL::integer AS worker_pid, workflow_id::text, workflow_node_index,
     workflow_item_index, workflow_inputs, priority, enqueued_at::text AS enqueued_at,

@@ -1,5 +1,5 @@
--- Statements on attempt counts per minute. A duration's sixteen buckets are summed one by one, so that no row is
--- multiplied by its buckets.
+-- Statements on the counts of attempts per minute. The sixteen buckets of a duration are summed one by one, because
+-- unnesting them would multiply the rows.
 
 -- name: add_measures
 -- Add counts to the rows for their minutes. All workers lock the rows in the same order, which rules out deadlocks.
@@ -31,10 +31,10 @@ ON CONFLICT (minute, minutes, queue_name, task_name) DO UPDATE SET
 
 -- name: read_measures
 -- Sums per slot of "step_seconds", in total or by queue or task, from one range of the primary key. The first slot
--- begins "seconds" ago, at a whole multiple of "unit_seconds". A slot without attempts is one row; its subject is
--- null unless the sums cover all attempts. Parameters: how far to look back, where the first slot may begin, and the
--- length of a slot. An empty list of queues or names matches anything. The sums of the buckets take most of the time on a
--- system with thousands of task names, so a caller names the durations that it needs.
+-- begins "seconds" ago, at a whole multiple of "unit_seconds". A slot without attempts is returned as one row, whose
+-- subject is null unless the sums cover all attempts. Parameters: how far to look back, where the first slot may begin,
+-- and the length of a slot. An empty list of queues or names matches anything. On a system with thousands of task
+-- names, summing the buckets takes most of the time, so a caller lists the durations whose buckets it needs.
 SELECT slot.at, now() AS until, CASE WHEN %(split)s::text = 'all' THEN '' ELSE found.subject END AS subject,
     coalesce(found.done, 0) AS done,
     coalesce(found.failed, 0) AS failed, coalesce(found.retried, 0) AS retried,
@@ -76,9 +76,10 @@ LEFT JOIN (
 ORDER BY slot.at, found.subject
 
 -- name: count_done_by_minute
--- Each queue's successful attempts, by whole minutes ago. Two arrays per queue, because a row costs the reader more
--- than an element. The current minute is dropped after the scan: given both ends of the range, the planner expects
--- few rows and reads a block for each of them. Parameters: how many whole minutes to look back, and the queues.
+-- Each queue's successful attempts, by how many whole minutes ago they ended. The result has two arrays per queue,
+-- because a row costs the reader more than an array element. The current minute is removed after the scan: if the scan
+-- had both ends of the range, the planner would expect few rows and read a block for each of them. Parameters: how many
+-- whole minutes to look back, and the queues.
 SELECT queue_name, array_agg(minutes_ago) AS minutes_ago, array_agg(done) AS done
 FROM (
     SELECT queue_name, sum(done) AS done, (extract(epoch FROM
@@ -92,8 +93,9 @@ WHERE minutes_ago > 0
 GROUP BY queue_name
 
 -- name: find_failing_tasks
--- Tasks with final failures or retries in the last ten minutes: how many, and how many ten minutes of the hour
--- before had on average. Both spans begin at a whole multiple of five minutes. Most rows have neither.
+-- Tasks with final failures or retries in the last ten minutes: the numbers in these ten minutes, and the average per
+-- ten minutes over the hour before. Both periods begin at a whole multiple of five minutes. Most rows have neither
+-- failures nor retries.
 SELECT task_name AS name, recent AS failures, (before / 5.0)::float8 AS usual, crashes, retries,
     (retries_before / 5.0)::float8 AS usual_retries
 FROM (
@@ -111,9 +113,9 @@ FROM (
 WHERE recent > 0 OR retries > 0
 
 -- name: compact_measures
--- Rows of single minutes older than six hours are merged into rows of ten. The counts deleted are exactly the counts
--- added, so the sums stay correct even if two workers do this at once, or a slot is compacted in parts. Parameters:
--- how many rows to delete at most.
+-- Merge rows of single minutes that are older than six hours into rows of ten minutes. The counts that are deleted are
+-- exactly the counts that are added, so the sums stay correct even if two workers do this at the same time, or if only
+-- some of a slot's rows are merged. Parameters: how many rows to delete at most.
 WITH old AS (
     DELETE FROM horsies_measures WHERE ctid = ANY(ARRAY(
         SELECT ctid FROM horsies_measures
@@ -151,7 +153,7 @@ compacted AS (
 SELECT minute::text AS id FROM old
 
 -- name: delete_old_measures
--- Parameters: the maximum age, and how many rows to delete at most.
+-- Delete old rows. Parameters: the maximum age, and how many rows to delete at most.
 DELETE FROM horsies_measures WHERE ctid = ANY(ARRAY(
     SELECT ctid FROM horsies_measures WHERE minute < now() - %(hours)s * interval '1 hour'
     ORDER BY minute LIMIT %(limit)s FOR UPDATE SKIP LOCKED))

@@ -1,10 +1,10 @@
--- Statements behind the Prometheus gauges, in addition to those of the overview. Each reads a bounded number of rows.
+-- Statements for the Prometheus gauges, in addition to those of the overview. Each reads a bounded number of rows.
 
 -- name: read_gauges
--- Open runs and late schedules by their partial indexes, counted up to "most"; the planner's estimate of stored
--- tasks; and two server figures that slow everything down when they grow. A role without pg_read_all_stats sees only
--- its own sessions' transactions. Parameters: the schema, the highest count, and how many seconds after its slot a
--- schedule counts as late.
+-- The number of open runs and of late schedules, from their partial indexes, counted up to "most"; the planner's
+-- estimate of the number of stored tasks; and two figures of the server whose growth slows everything down. A role
+-- without pg_read_all_stats sees only its own sessions' transactions. Parameters: the schema, the highest count, and
+-- how many seconds after its slot a schedule counts as late.
 SELECT runs.running, runs.paused, runs.oldest_paused_seconds, late.overdue, late.lag_seconds,
     (SELECT greatest(known.reltuples, 0)::float8 FROM pg_class AS known
      WHERE known.relnamespace = to_regnamespace(%(schema)s::text)::oid AND known.relname = %(tasks)s::text

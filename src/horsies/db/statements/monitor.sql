@@ -1,11 +1,12 @@
--- Statements for operators. None of them reads history: live states come from partial indexes, rates from the newest
--- attempts, and lists from the end of the primary key, whose ids begin with their time.
+-- Statements for operators. None of them scans the history: open states come from partial indexes, rates from the
+-- newest attempts, and lists from the end of the primary key, whose ids begin with their time.
 
 -- name: count_waiting
--- PENDING by queue, from the claim index and from those of tasks with keys. For every queue and priority, one index probe finds the first task, which
--- has been due longest in its priority, however many are waiting; pairs beyond the first 5,000 are left out. Due and
--- delayed tasks are counted up to one more than "most" per queue: a queue of a million costs as much as one of ten
--- thousand. The ORDER BY clauses keep a plan made on an empty table from reading the whole table.
+-- The number of PENDING tasks by queue, from the claim index and from the indexes of tasks with keys. For every queue
+-- and priority, one index probe finds the first task, which has been due longest in its priority, however many tasks
+-- are waiting; pairs beyond the first 5,000 are left out. Due and delayed tasks are counted only up to one more than
+-- "most" per queue, so a queue of a million tasks costs as much as a queue of ten thousand. The ORDER BY clauses keep a
+-- plan made on an empty table from reading the whole table later.
 WITH RECURSIVE heads AS (
     (SELECT queue_name, priority, enqueued_at FROM horsies_tasks
      WHERE status = 'PENDING' AND NOT held ORDER BY queue_name, priority, enqueued_at LIMIT 1)
@@ -42,14 +43,14 @@ SELECT keyed.* FROM horsies_count_keyed_v1(NULL, %(most)s::integer + 1) AS keyed
 GROUP BY counted.queue_name
 
 -- name: count_in_flight
--- CLAIMED and RUNNING by queue, from the in-flight index.
+-- The number of CLAIMED and RUNNING tasks by queue, from the in-flight index.
 SELECT queue_name, count(*) FILTER (WHERE status = 'CLAIMED') AS claimed,
     count(*) FILTER (WHERE status = 'RUNNING') AS running
 FROM horsies_tasks WHERE status IN ('CLAIMED', 'RUNNING') GROUP BY queue_name
 
 -- name: count_recent_attempts
--- Attempts that ended during the last minute, by queue. At most the newest "sample" attempts are read; on a busy
--- system they cover less than a minute, and "covered_seconds" says how much. An attempt's queue is a scalar subquery,
+-- Attempts that ended during the last minute, by queue. At most the newest "sample" attempts are read; on a busy system
+-- they cover less than a minute, and "covered_seconds" says how much. The queue of an attempt is a scalar subquery,
 -- because a join might be planned as a hash over the whole history.
 WITH newest AS MATERIALIZED (
     SELECT task_id, outcome, will_retry, error_code, finished_at
@@ -74,8 +75,8 @@ FROM recent CROSS JOIN covered WHERE recent.queue_name IS NOT NULL GROUP BY rece
 SELECT queue_name AS name, paused_at FROM horsies_queues
 
 -- name: list_known_queues
--- The known queue names: paused or resumed before, served by a worker, or containing tasks. Queues with waiting tasks
--- cost one index probe each.
+-- The known queue names: queues that were paused or resumed before, are served by a worker, or contain tasks. Each
+-- queue with waiting tasks costs one index probe.
 WITH RECURSIVE waiting AS (
     (SELECT queue_name FROM horsies_tasks
      WHERE status = 'PENDING' AND NOT held ORDER BY queue_name LIMIT 1)
@@ -92,10 +93,10 @@ UNION SELECT queue_name::text FROM horsies_tasks WHERE status IN ('CLAIMED', 'RU
 ORDER BY name
 
 -- name: list_workers
--- Every worker that has not shut down, or all on record, or one, with its newest snapshot and its tasks in flight. A
--- task whose code has ended but whose outcome the database refuses occupies no child. pg_locks shows a worker's
--- single 64-bit lock key as two parts. In the snapshot's list of children, async ones have a number of "tasks"; all
--- places except those of the other children belong to them.
+-- Workers with their newest snapshots and their tasks in flight: every worker that has not shut down, all workers on
+-- record, or one worker. A task whose code has ended but whose outcome the database refuses occupies no child. pg_locks
+-- shows a worker's 64-bit lock key as two parts. In a snapshot's list of children, only async children have a number of
+-- "tasks"; all slots of a worker belong to its async children, except one for each other child.
 SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.queues::text[] AS queues,
     worker.started_at, worker.seen_at, worker.stopped_at, worker.was_lost, worker.hears,
     extract(epoch FROM now() - worker.seen_at)::float8 AS seen_seconds_ago,
@@ -134,9 +135,9 @@ WHERE (worker.stopped_at IS NULL OR %(include_stopped)s::boolean)
 ORDER BY worker.stopped_at IS NOT NULL, worker.seen_at DESC, worker.worker_id LIMIT 1000
 
 -- name: list_newest_tasks
--- Newest first, from the end of the primary key. The inner LIMIT bounds the cost of a filter that matches nothing;
--- the outer one ends the scan as soon as there are enough rows. "ORDER BY id" would sort by text. Parameters: the
--- same filters, over the newest window tasks only.
+-- The newest tasks, from the end of the primary key. The inner LIMIT bounds the cost of a filter that matches nothing;
+-- the outer LIMIT ends the scan as soon as there are enough rows. "ORDER BY id" would sort by text. Parameters: the
+-- same filters, over the newest "window" tasks only.
 SELECT id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at, enqueued_at,
     started_at, finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
@@ -156,16 +157,16 @@ WHERE (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[
 ORDER BY newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_window
--- The edge of list_newest_tasks: the last id inside its window and the first one beyond it, or fewer at the end.
--- Parameters: the part of the primary key that list_newest_tasks read.
+-- Where the window of list_newest_tasks ends: the last id inside the window and the first id beyond it; fewer rows at
+-- the end of the table. Parameters: the part of the primary key that list_newest_tasks read.
 SELECT task.id::text FROM horsies_tasks AS task
 WHERE task.id < %(before)s::uuid AND task.id >= %(since)s::uuid
 ORDER BY task.id DESC OFFSET %(window)s::integer - 1 LIMIT 2
 
 -- name: list_live_tasks
--- All waiting and running tasks, however old, from the two partial indexes; tasks held by a workflow are found
--- through the open runs. Their ids are collected first, then limited and sorted: given the choice, the planner might
--- walk the primary key through history to find them.
+-- All waiting and running tasks, however old, from the two partial indexes; tasks that a paused workflow holds are
+-- found through the open runs. The ids are collected first, then limited and sorted; otherwise the planner might search
+-- for these tasks by walking the primary key through the whole history.
 WITH live AS MATERIALIZED (
     SELECT id FROM horsies_keyed_tasks_v1(nullif(%(queues)s::text[], '{}'))
     WHERE 'PENDING' = ANY(%(statuses)s::text[])
@@ -250,7 +251,7 @@ WHERE task.fingerprint = %(fingerprint)s::text AND task.id < %(before)s::uuid AN
 ORDER BY task.id DESC LIMIT %(limit)s::integer
 
 -- name: read_task_detail
--- Everything about one task, by primary key; arguments and result only on request.
+-- All columns of one task, by primary key; arguments and result only on request.
 SELECT id::text, task_name, queue_name, status, priority, retry_count, max_retries, next_retry_at, timeout_ms,
     good_until, held, sent_at, created_at, enqueued_at, claimed_at, started_at, completed_at, failed_at,
     cancel_requested_at, error_code, failed_reason, generation, claimed_by_worker_id, worker_hostname,
@@ -280,7 +281,7 @@ SELECT current_user::text AS role_name, to_regnamespace(%(schema)s::text) IS NOT
         ORDER BY relation.relname, privilege) AS missing
 
 -- name: newest_worker_states
--- The newest snapshot of every worker: two index probes per worker, not one row per snapshot.
+-- The newest snapshot of every worker: two index probes per worker, instead of a scan of all snapshots.
 WITH RECURSIVE known AS (
     (SELECT worker_id FROM horsies_worker_states ORDER BY worker_id LIMIT 1)
     UNION ALL
@@ -307,7 +308,7 @@ SELECT id, worker_id, snapshot_at, hostname, pid, processes, queues::text[] AS q
 FROM horsies_worker_states WHERE worker_id = %(worker_id)s ORDER BY snapshot_at DESC LIMIT %(limit)s::bigint
 
 -- name: find_stale_tasks
--- RUNNING tasks without a heartbeat for longer than the threshold. The start counts as the first heartbeat.
+-- RUNNING tasks without a heartbeat for longer than the threshold. The start of a task counts as its first heartbeat.
 SELECT task.id::text, task.worker_hostname, task.worker_pid, task.worker_process_name,
     beat.sent_at AS last_heartbeat, task.started_at, task.task_name
 FROM horsies_tasks AS task LEFT JOIN LATERAL (
@@ -331,12 +332,12 @@ GROUP BY task.worker_hostname, task.worker_pid, task.worker_process_name
 ORDER BY active_tasks DESC, task.worker_hostname, task.worker_pid
 
 -- name: find_expired_tasks
--- PENDING tasks past the deadline that have not been expired yet, by the deadline index.
+-- PENDING tasks past their deadline that have not been expired yet, by the index on deadlines.
 SELECT id::text, task_name, queue_name, priority, sent_at, enqueued_at, good_until,
     extract(epoch FROM now() - good_until)::float8 AS expired_for_seconds
 FROM horsies_tasks WHERE status = 'PENDING' AND good_until IS NOT NULL AND good_until <= now()
 ORDER BY good_until, horsies_tasks.id
 
 -- name: read_server
--- The cheapest query: the server's version.
+-- The server's version; the cheapest possible query.
 SELECT current_setting('server_version') AS server_version

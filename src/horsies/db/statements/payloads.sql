@@ -1,7 +1,7 @@
--- Large payload that is kept elsewhere than in the rows of tasks.
+-- Statements on large payload, which is stored outside the rows of tasks.
 
 -- name: put_payload
--- Nothing -> an object of a task or run whose row is stored next. Without a body it is outside the database.
+-- Nothing -> an object of a task or run whose row is stored next. Without "body", the object is outside the database.
 WITH kept AS (
     INSERT INTO horsies_payloads (id, store, bytes, body)
     VALUES (%(id)s::uuid, %(store)s, %(bytes)s::bigint, %(body)s::bytea)
@@ -16,15 +16,15 @@ SELECT body FROM horsies_payloads WHERE id = %(id)s::uuid AND body IS NOT NULL
 SELECT horsies_sweep_payloads_v1(%(after)s::uuid, %(seconds)s::float8, %(limit)s::integer)::text AS id
 
 -- name: find_released
--- Objects outside the database that have no owner any more. A task that was sent again while its origin was deleted
--- may own an object that was released.
+-- Released objects outside the database. An object may have an owner again, if a task was sent again while the original
+-- task was deleted; such objects are left out.
 SELECT kept.id::text FROM horsies_payloads AS kept
 WHERE kept.released_at IS NOT NULL AND kept.store = %(store)s
   AND NOT EXISTS (SELECT FROM horsies_payload_owners AS owner WHERE owner.payload_id = kept.id)
 ORDER BY kept.id LIMIT %(limit)s::integer
 
 -- name: forget_released
--- Such objects after their store has deleted them.
+-- Delete the rows of released objects after their store has deleted the objects.
 DELETE FROM horsies_payloads AS kept
 WHERE kept.id = ANY(%(ids)s::uuid[]) AND kept.released_at IS NOT NULL
   AND NOT EXISTS (SELECT FROM horsies_payload_owners AS owner WHERE owner.payload_id = kept.id)

@@ -1,8 +1,8 @@
--- Operator interventions: pause and resume queues, send a task again.
+-- Changes by operators: pause and resume queues, and send a task again.
 
 -- name: pause_queue
--- Workers stop claiming from the queue; running tasks continue. Pausing again keeps the original time. The
--- notification makes workers return the queue's tasks that have not started.
+-- Pause a queue: workers stop claiming from it; running tasks continue. Pausing a paused queue keeps the original time.
+-- The notification makes workers return the queue's tasks that have not started.
 WITH paused AS (
     INSERT INTO horsies_queues AS queue (queue_name, paused_at) VALUES (%(name)s, clock_timestamp())
     ON CONFLICT (queue_name) DO UPDATE SET
@@ -12,7 +12,7 @@ SELECT paused.name, paused.paused_at
 FROM paused CROSS JOIN LATERAL pg_notify('horsies_pause', paused.name) AS noticed
 
 -- name: resume_queue
--- Workers claim from the queue again immediately: a notification wakes them, as for a new task.
+-- Resume a queue: workers claim from it again immediately, because they are notified as for a new task.
 WITH resumed AS (
     INSERT INTO horsies_queues AS queue (queue_name) VALUES (%(name)s)
     ON CONFLICT (queue_name) DO UPDATE SET paused_at = NULL, updated_at = clock_timestamp()
@@ -21,12 +21,12 @@ SELECT resumed.name, resumed.paused_at
 FROM resumed CROSS JOIN LATERAL pg_notify('task_queue_' || resumed.name, '') AS woken
 
 -- name: resend_tasks
--- Nothing -> PENDING, copied from tasks that have ended. Those rows stay; a new row refers to its origin, counts its
--- retries from zero, and drops the idempotency key and a past deadline. With "once", tasks that have already been
--- sent again are skipped. A new task's span links to the first send and is not its child. If a new id already exists,
--- it belongs to a request whose answer was lost. A redacted task has no arguments to send. A copy shares the
--- large payload of its arguments with its origin. Returns the rows it found. Parameters: once skips tasks that have
--- already been sent again.
+-- Nothing -> PENDING for new tasks, copied from tasks that have ended. The rows of the original tasks stay. A new row
+-- refers to its original, counts its retries from zero, and has no idempotency key and no deadline in the past. With
+-- "once", tasks that have already been sent again are skipped. The span of a new task links to the original send and is
+-- not its child. If a new id already exists, it belongs to the same request, whose answer was lost. A redacted task is
+-- not sent again, because its arguments are gone. A copy shares the large payload in its arguments with its original.
+-- Returns the original rows that were found. Parameters: "once" skips tasks that have already been sent again.
 WITH met AS MATERIALIZED (
     SELECT task.*, asked.new_id, %(once)s::boolean AND EXISTS (
         SELECT FROM horsies_tasks AS again WHERE again.retried_from_task_id = asked.id) AS was_resent
@@ -54,8 +54,8 @@ SELECT met.status AS was_status, met.workflow_id IS NOT NULL AS in_workflow, met
 FROM met LEFT JOIN sent ON sent.id = met.new_id
 
 -- name: edit_resent
--- The arguments of a task that this transaction has sent again: no other transaction has seen it yet. Large payload that
--- only the arguments of its origin have is not shared any more.
+-- Replace the arguments of a task that this transaction has sent again, and that no other transaction has seen yet.
+-- Large payload that only the original arguments refer to is no longer shared.
 WITH edited AS (
     UPDATE horsies_tasks SET args = %(args)s, kwargs = %(kwargs)s
     WHERE id = %(id)s::uuid AND status = 'PENDING' AND generation = 0
@@ -65,5 +65,5 @@ WHERE owner.owner_id = edited.id
   AND strpos(edited.args, owner.payload_id::text) = 0 AND strpos(edited.kwargs, owner.payload_id::text) = 0
 
 -- name: send_notification
--- A notification on any channel: a ping to the workers, or a pong to the process that asked.
+-- Send a notification on any channel: a ping to the workers, or a pong to the process that sent a ping.
 SELECT pg_notify(%(channel)s, %(payload)s) IS NOT NULL AS sent

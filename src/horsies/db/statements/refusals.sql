@@ -1,13 +1,14 @@
--- Statements for tasks that a worker has claimed but cannot call: it lacks their sub-workflow, or the stored call
--- does not fit its parameters. None of them changes a task.
+-- Statements for tasks that a worker has claimed but cannot call, because it lacks their sub-workflow or the stored
+-- call does not fit its parameters. None of these statements changes a task.
 
 -- name: refuse_tasks
--- Record claimed tasks that this worker cannot call, by the fingerprint of its parameters. All workers with that
--- fingerprint exclude them from their claims: first for the grace period, and then for a while after each check. If a
--- key is missing, the fingerprint is 'key:' and its id, and workers without that key exclude the task for an hour; so
--- do workers whose key does not decrypt the payload, with ':damaged' after the id. If the store of the payload does not
--- answer, with ':unreachable' after its id, they exclude it for some seconds.
--- Parameters: tasks that this worker cannot call, as columns, with the fingerprints of its own parameters.
+-- Record claimed tasks that this worker cannot call, with the fingerprint of its parameters. All workers with that
+-- fingerprint exclude the tasks from their claims, first for the grace period, and then for a while after each check.
+-- If an encryption key is missing, 'key:' and the id of the key take the place of the fingerprint, and workers without
+-- that key exclude the task for an hour. If a worker has the key but cannot decrypt the payload with it, ':damaged'
+-- follows the id. If the store of the payload does not answer, ':unreachable' follows the id of the store, and workers
+-- exclude the task for some seconds. Parameters: tasks that this worker cannot call, as columns, with the fingerprints
+-- of its own parameters.
 INSERT INTO horsies_refusals AS known (task_id, fingerprint, worker_id, message, until)
 SELECT asked.id, asked.fingerprint, %(worker_id)s, asked.message,
     clock_timestamp() + CASE WHEN asked.fingerprint LIKE 'key:%%:unreachable' THEN interval '10 seconds'
@@ -23,11 +24,12 @@ RETURNING known.task_id::text AS id, known.fingerprint,
     extract(epoch FROM known.until - clock_timestamp())::float8 AS seconds
 
 -- name: find_takers
--- For each of these refused tasks: whether one of its queue's workers may run it ("is_known"), and whether one could
--- within the grace period, or the first refusal is more recent than that ("is_recent"). A worker may run it if it
--- registered the task or sub-workflow with parameters that have not refused this task, or if it registered no names
--- at all. A run of a durable function that has recorded steps ("has_record") is never failed for its arguments.
--- Parameters: refused tasks, as columns: kinds are "tasks" or "workflows".
+-- For each of these refused tasks: whether one of its queue's workers may be able to run it ("is_known"); and whether
+-- one of them was able to within the grace period, or the first refusal is more recent than that ("is_recent"). A
+-- worker may be able to run a task if it registered the task or sub-workflow with parameters that have not refused this
+-- task, or if it registered no names at all. "has_record" means that a run of a durable function has recorded steps;
+-- such a run is never failed because of its arguments. Parameters: refused tasks, as columns; "kinds" are "tasks" or
+-- "workflows".
 SELECT asked.id::text, count(worker.worker_id) FILTER (WHERE worker.stopped_at IS NULL) > 0 AS is_known,
     count(worker.worker_id) > 0
         OR coalesce((SELECT min(refusal.since) FROM horsies_refusals AS refusal WHERE refusal.task_id = asked.id)
@@ -47,11 +49,11 @@ LEFT JOIN horsies_workers AS worker
 GROUP BY asked.id
 
 -- name: list_refused
--- Due tasks that every open worker on their queue has refused, by queue and by the task or sub-workflow they need.
--- "is_known" means that one of the queue's workers has it, with parameters that the call does not fit; with
--- "missing_key", none of those workers has the key with which the payload was encrypted. Queues without
--- a worker are left out. At most "limit" refusals are read, plus one task by key for each. Parameters: how many
--- refusals to read.
+-- Due tasks that every open worker on their queue has refused, by queue and by the task or sub-workflow that they need.
+-- "is_known" means that one of the queue's workers has the task or sub-workflow, with parameters that the call does not
+-- fit. "missing_key" is an encryption key of the payload that none of these workers has. Queues without a worker are
+-- left out. At most "limit" refusals are read, and one task for each, by its primary key. Parameters: how many refusals
+-- to read.
 WITH refused AS MATERIALIZED (
     SELECT task_id, fingerprint, message, since FROM horsies_refusals
     ORDER BY task_id, fingerprint LIMIT %(limit)s::integer),
@@ -90,11 +92,11 @@ WHERE servers.is_runnable IS NOT TRUE
 GROUP BY waiting.queue_name, waiting.name, waiting.missing_key ORDER BY waiting.queue_name, waiting.name
 
 -- name: forget_refusals
--- Delete the refusals of tasks that fail now: if such a task is retried, its grace period starts again.
+-- Delete the refusals of tasks that fail now: if a task is retried, its grace period starts again.
 DELETE FROM horsies_refusals WHERE task_id = ANY(%(ids)s::uuid[]) RETURNING task_id::text AS id
 
 -- name: delete_refusals
--- Rows whose task has ended or is gone.
+-- Delete refusals whose task has ended or was deleted.
 DELETE FROM horsies_refusals AS refusal
 WHERE NOT EXISTS (
     SELECT FROM horsies_tasks AS task

@@ -1,14 +1,15 @@
 -- Schedules: find due slots, fire them, and store changes by operators and programs.
 --
--- A scheduler serves the schedules in its configuration under the timing it knows ("names" and "hashes", one per
--- line, because the driver needs far longer to write an array), and those stored here whose task ("task_names") or
--- workflow ("definition_keys") it knows. A configured schedule that a person has edited is served by its stored timing,
--- whatever the configuration says. Any number of schedulers may serve the same ones.
+-- A scheduler serves two kinds of schedules: those in its configuration, if their stored timing is the configured one
+-- ("names" and "hashes", one per line, because the driver needs far longer to write an array); and schedules added at
+-- run time, if it has their task ("task_names") or workflow ("definition_keys"). A configured schedule that a person
+-- has edited is served by its stored timing, regardless of the configuration. Any number of schedulers may serve the
+-- same schedules.
 
 -- name: find_due_schedules
 -- Due schedules, oldest first; nothing is locked yet. A schedule whose last task or run is unfinished comes last, so
--- that it does not delay others. Each due schedule takes index probes, because an EXISTS might be planned as a scan
--- of all tasks. Parameters: the schedules that a scheduler serves, one per line, and how many due ones to read at
+-- that it does not delay others. Each due schedule costs a few index probes; an EXISTS might be planned as a scan of
+-- all tasks. Parameters: the schedules that a scheduler serves, one per line, and how many due schedules to read at
 -- once.
 SELECT state.schedule_name AS name, state.next_run_at AS due_at, state.config_hash AS hash, state.definition,
     CASE WHEN state.original_timing IS NOT NULL THEN state.timing END AS edited_timing, state.edited_at,
@@ -33,9 +34,9 @@ LIMIT %(limit)s
 
 -- name: fire_slots
 -- Tasks and runs for due slots, and the new state of their schedules: all or nothing, in one statement. A schedule is
--- updated only if it has not changed since it was read: one that another scheduler has served, or that has been
--- paused or changed since, is skipped. A task or run that already exists (its id is derived from name and slot) is
--- kept.
+-- updated only if it has not changed since it was read: a schedule that another scheduler has served in the meantime,
+-- or that was paused or changed, is skipped. A task or run that already exists (its id is derived from name and slot)
+-- is kept.
 WITH decided AS MATERIALIZED (
     SELECT * FROM unnest(
         %(names)s::text[], %(due_at)s::timestamptz[], %(hashes)s::text[], %(next_run_at)s::timestamptz[],
@@ -88,8 +89,8 @@ WHERE state.schedule_name = decided.name AND (SELECT count(*) FROM started) >= 0
 RETURNING state.schedule_name AS name
 
 -- name: seconds_until_next_slot
--- How long a scheduler may sleep: NULL if there is no next slot, 0 or less if one is due. Parameters: the schedules
--- that a scheduler serves, one per line, and the time of its last read, if any was due.
+-- How long a scheduler may sleep: NULL if no schedule has a next slot, 0 or less if a schedule is due. Parameters: the
+-- schedules that a scheduler serves, one per line, and, if schedules were due, the time at which they were last read.
 SELECT extract(epoch FROM min(state.next_run_at) - clock_timestamp())::float8 AS seconds
 FROM horsies_schedule_state AS state
 LEFT JOIN unnest(string_to_array(%(names)s, E'\n'), string_to_array(%(hashes)s, E'\n')) AS known (name, hash)
@@ -101,9 +102,9 @@ WHERE state.next_run_at > coalesce(%(looked_at)s::timestamptz, '-infinity') AND 
       OR state.definition_key = ANY(%(definition_keys)s::text[]))))
 
 -- name: read_schedule_records
--- The stored state of these schedules, always one row each, and the database's time. "is_unserved": a slot is
--- overdue, and no scheduler has written the row since; a scheduler that catches up writes it on every tick.
--- "was_disabled": the schedule was switched off, and nothing has changed since.
+-- The stored state of these schedules, always one row for each, and the database's time. "is_unserved" means that a
+-- slot is overdue and that no scheduler has written the row since; a scheduler that catches up writes it on every tick.
+-- "was_disabled" means that the schedule was switched off, and that its row has not changed since.
 SELECT wanted.name, state.schedule_name IS NOT NULL AS is_stored, state.config_hash AS hash,
     state.next_run_at, state.task_name, state.definition_key, state.owner, state.definition,
     state.definition AS stored_definition, state.timing, state.original_timing,
@@ -123,10 +124,10 @@ FROM unnest(%(names)s::text[]) AS wanted (name)
 LEFT JOIN horsies_schedule_state AS state ON state.schedule_name = wanted.name
 
 -- name: store_schedules
--- Store the configuration's schedules. New ones are inserted. A stored schedule gets a new next slot if its timing
--- has changed, if it had no next slot, or if it was switched off; its counters and its pause are kept. The timing of a
--- schedule that a person has edited is kept too; the configuration's becomes the one to return to. Rows are written in
--- name order, to avoid deadlocks.
+-- Store the configured schedules. New schedules are inserted. A stored schedule gets a new next slot if its timing has
+-- changed, if it had no next slot, or if it was switched off; its counters and its pause are kept. If a person has
+-- edited the timing of a schedule, that timing is kept too, and a reset returns to the newly configured timing. Rows
+-- are written in name order, to avoid deadlocks.
 INSERT INTO horsies_schedule_state AS state (
     schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner)
 SELECT fresh.* FROM unnest(
@@ -147,9 +148,9 @@ ON CONFLICT (schedule_name) DO UPDATE SET
 RETURNING state.schedule_name AS name
 
 -- name: note_disabled_schedules
--- Configured schedules that are switched off or missing from this owner's configuration, and whose slots no other
--- release's scheduler serves: slots that pass from now on do not count as missed. Parameters: an owner, the schedules
--- it serves, and those that its configuration switches off.
+-- Mark configured schedules that are switched off, or missing from this owner's configuration, and whose slots no
+-- scheduler of another release serves. Slots that pass after this time do not count as missed. Parameters: an owner,
+-- the schedules it serves, and those that its configuration switches off.
 UPDATE horsies_schedule_state SET disabled_at = now()
 WHERE definition IS NULL AND paused_at IS NULL AND (disabled_at IS NULL OR disabled_at < updated_at)
   AND next_run_at < now() - %(late_seconds)s::float8 * interval '1 second'
@@ -166,10 +167,11 @@ WHERE owner = %(owner)s AND definition IS NULL AND schedule_name <> ALL(%(names)
 ORDER BY schedule_name
 
 -- name: add_schedule
--- A schedule that exists only here. An existing schedule with the same name is replaced if it was also added at run
--- time and "replace" is set; its next slot is kept if the timing is unchanged. An identical one is kept as it is, with
--- a person's edit of its timing; "same_as" is the stored text that was found identical, because an encrypted text
--- differs each time. Otherwise no row is returned. Parameters: a schedule added at run time, stored in the database only.
+-- Store a schedule that exists only in the database. An existing schedule with the same name is replaced if it was also
+-- added at run time and "replace" is set; its next slot is kept if the timing is unchanged. An identical schedule is
+-- not changed, and keeps a person's edit of its timing. "same_as" is the stored text that was found to be identical,
+-- because an encrypted text differs each time. In all other cases no row is returned. Parameters: a schedule added at
+-- run time, stored in the database only.
 WITH added AS (
     INSERT INTO horsies_schedule_state AS state (
         schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner, definition)
@@ -199,10 +201,10 @@ SELECT added.schedule_name AS name
 FROM added CROSS JOIN LATERAL pg_notify('horsies_schedules', added.schedule_name) AS woken
 
 -- name: edit_schedule
--- Another timing, set by a person, unless the schedule has changed since it was read. The first edit keeps the timing
--- of the configuration or program; an edit that returns to it ends the edit. Parameters: the digest of the timing that
--- was read and its next slot, the new timing and its digest, the time of the edit, the next slot after it, and the end
--- and the reason of slots that are dropped.
+-- Change the timing of a schedule, on behalf of a person, unless the schedule has changed since it was read. The first
+-- edit keeps the timing of the configuration or program; an edit back to that timing ends the edit. Parameters: the
+-- digest of the timing that was read and its next slot, the new timing and its digest, the time of the edit, the next
+-- slot after it, and the end and the reason of slots that are dropped.
 WITH edited AS (
     UPDATE horsies_schedule_state SET
         original_timing = nullif(coalesce(original_timing, timing), %(timing)s::text), timing = %(timing)s,
@@ -225,7 +227,7 @@ SELECT removed.schedule_name AS name
 FROM removed CROSS JOIN LATERAL pg_notify('horsies_schedules', removed.schedule_name) AS woken
 
 -- name: pause_schedule
--- No further slot fires; pausing again keeps the original time.
+-- Pause a schedule: no further slot fires. Pausing a paused schedule keeps the original time.
 WITH paused AS (
     UPDATE horsies_schedule_state SET paused_at = coalesce(paused_at, now()), updated_at = now()
     WHERE schedule_name = %(name)s RETURNING schedule_name)
@@ -233,7 +235,7 @@ SELECT paused.schedule_name AS name
 FROM paused CROSS JOIN LATERAL pg_notify('horsies_schedules', paused.schedule_name) AS woken
 
 -- name: resume_schedule
--- Slots fire again. The time of the resume tells the scheduler which slots fell into the pause.
+-- Resume a schedule: its slots fire again. The time of the resume shows the scheduler which slots fell into the pause.
 WITH resumed AS (
     UPDATE horsies_schedule_state SET
         resumed_at = CASE WHEN paused_at IS NULL THEN resumed_at ELSE now() END, paused_at = NULL,
@@ -243,8 +245,8 @@ SELECT resumed.schedule_name AS name
 FROM resumed CROSS JOIN LATERAL pg_notify('horsies_schedules', resumed.schedule_name) AS woken
 
 -- name: run_schedule
--- One manual run in addition to the slots; the timetable does not change.
--- Parameters: the task of a schedule that is run manually.
+-- Run a schedule manually once, in addition to its slots; its timetable does not change. Parameters: the task of a
+-- schedule that is run manually.
 WITH sent AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
@@ -264,8 +266,7 @@ noted AS (
 SELECT sent.id::text AS id FROM sent
 
 -- name: start_schedule
--- The same for a workflow schedule that is run manually. Parameters: the run id and the plan, as
--- JSON text.
+-- Run a workflow schedule manually once, in addition to its slots. Parameters: the run id and the plan, as JSON text.
 WITH started AS MATERIALIZED (
     SELECT horsies_start_scheduled_v1(
         ARRAY[%(id)s::uuid], ARRAY[%(plan)s::text], ARRAY[%(schedule_name)s::text], ARRAY[NULL::timestamptz],
@@ -277,8 +278,8 @@ noted AS (
 SELECT %(id)s::text AS id FROM started WHERE started.created > 0
 
 -- name: list_schedules
--- Stored schedules (all, a page, or one), each with the status of its newest task or run. Parameters: the name of one
--- schedule, or NULL for all, or for a page that starts after the name `after`.
+-- Stored schedules (all, one page, or one), each with the status of its newest task or run. Parameters: the name of one
+-- schedule; or NULL for all schedules, or for a page that starts after the name `after`.
 SELECT state.schedule_name AS name, state.task_name, state.definition_key,
     state.definition IS NOT NULL AS is_dynamic, state.owner, state.timing, state.original_timing,
     state.next_run_at, state.last_run_at, state.last_task_id::text, coalesce(task.status::text, run.status::text) AS last_status,
@@ -290,8 +291,8 @@ WHERE (%(name)s::text IS NULL OR state.schedule_name = %(name)s) AND state.sched
 ORDER BY state.schedule_name LIMIT %(limit)s::integer
 
 -- name: list_schedule_runs
--- A schedule's newest tasks and runs, from their indexes on (schedule_name, sent_at). It has both if its target has
--- changed.
+-- A schedule's newest tasks and runs, from the indexes on (schedule_name, sent_at). A schedule has both if it was
+-- changed from a task to a workflow or back.
 SELECT newest.id::text AS task_id, newest.is_workflow, newest.scheduled_for, newest.status::text,
     newest.enqueued_at, newest.error_code
 FROM (

@@ -1,8 +1,8 @@
--- Statements of the search: parts of names, keys of runs, beginnings of ids, words of error messages. Each reads a
--- bounded number of rows, however long the history is.
+-- Statements for the search by parts of names, keys of runs, beginnings of ids, and words in error messages. Each reads
+-- a bounded number of rows, however long the history is.
 
 -- name: find_by_prefix
--- Tasks and runs whose ids are in this range, newest first: two ranges of primary keys.
+-- Tasks and runs whose ids are in this range, newest first: one range in each primary key.
 SELECT found.kind, found.id::text AS id, found.name, found.status FROM (
     (SELECT 'task' AS kind, id, task_name::text AS name, status::text AS status FROM horsies_tasks
      WHERE id >= %(first)s::uuid AND id <= %(last)s::uuid ORDER BY id DESC LIMIT %(limit)s::integer)
@@ -12,8 +12,8 @@ SELECT found.kind, found.id::text AS id, found.name, found.status FROM (
 ORDER BY found.id DESC LIMIT %(limit)s::integer
 
 -- name: search_task_names
--- Names of tasks that contain the text, with their attempts of the last day, from the counts by minute and from the
--- newest workers, which know names without attempts.
+-- Names of tasks that contain the text, with the number of their attempts in the last day. The names come from the
+-- counts by minute, and from the newest workers, which also know names without attempts.
 SELECT found.name, sum(found.attempts)::bigint AS total FROM (
     SELECT task_name::text AS name, done + failed + retried + crashed + stopped AS attempts FROM horsies_measures
     WHERE minute >= now() - interval '1 day' AND strpos(lower(task_name), %(text)s) > 0
@@ -26,7 +26,7 @@ SELECT found.name, sum(found.attempts)::bigint AS total FROM (
 WHERE found.name <> '' GROUP BY found.name ORDER BY total DESC, found.name LIMIT %(limit)s::integer
 
 -- name: search_schedules
--- Names are searched in the index alone; only the rows that are found are read.
+-- The index alone is searched for names; only the rows with matching names are read.
 SELECT found.schedule_name::text AS name, (
     SELECT state.run_count::bigint FROM horsies_schedule_state AS state WHERE state.schedule_name = found.schedule_name
 ) AS total
@@ -44,8 +44,9 @@ WHERE strpos(lower(newest.workflow_key), %(text)s) > 0 OR strpos(lower(newest.na
 ORDER BY newest.id DESC LIMIT %(limit)s::integer
 
 -- name: search_errors
--- Failures among the newest attempts whose message, code, exception class or place contains the text, by task and
--- fingerprint. Names are scalar subqueries, because a join might be planned as a hash over the whole history.
+-- Failures among the newest attempts whose message, code, exception class or place in the code contains the text,
+-- grouped by task and fingerprint. Names are scalar subqueries, because a join might be planned as a hash over the
+-- whole history.
 WITH newest AS MATERIALIZED (
     SELECT id, task_id, outcome, coalesce(error_code, '') AS error_code, left(error_message, 2000) AS message,
         fingerprint, exception_type, raised_in

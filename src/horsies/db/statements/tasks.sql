@@ -1,9 +1,9 @@
--- Statements on horsies_tasks and horsies_task_attempts, in the order a task meets them. Those that run in a caller's
--- transaction use the caller's search_path, so their operands are cast to the exact types of the built-in operators
--- and functions: another schema cannot offer a better match.
+-- Statements on horsies_tasks and horsies_task_attempts, in the order in which a task usually needs them. Statements
+-- that run in a caller's transaction use the caller's search_path, so their operands are cast to the exact types of the
+-- built-in operators and functions. Then no operator or function in another schema can be a better match.
 
 -- name: insert_task
--- Nothing -> PENDING. No row is returned if the id or the idempotency key exists; the caller then compares
+-- Nothing -> PENDING. No row is returned if the id or the idempotency key is already in use; the caller then compares
 -- fingerprints. Except for sent_at and "at", times are on the database's clock and count from the send, because a
 -- caller's transaction may have begun long before the send. A time in the past means now, so that the task does not
 -- overtake others.
@@ -23,8 +23,8 @@ ON CONFLICT DO NOTHING
 RETURNING id::text
 
 -- name: debounce_task
--- Nothing -> PENDING, or PENDING -> PENDING with the newest values for the task that is waiting with this key. Sends
--- from SQL use the same function.
+-- Nothing -> PENDING for a debounced task, or PENDING -> PENDING with the newest values for the task that waits with
+-- this key. Sends from SQL use the same function.
 SELECT horsies_debounce_v1(
     %(id)s::uuid, %(task_name)s, %(queue_name)s, %(priority)s, %(args)s, %(kwargs)s, %(sent_at)s::timestamptz,
     %(delay_seconds)s::float8, %(at_most_seconds)s::float8, %(good_until)s::timestamptz, %(max_retries)s,
@@ -32,10 +32,10 @@ SELECT horsies_debounce_v1(
     %(idempotency_sha)s, %(lane_key)s)::text AS id
 
 -- name: insert_new_tasks
--- The same for many rows of one task: shared values are sent once, the others as columns with one value per line
--- (JSON text has no line feeds, and the driver needs ten times as long to write an array). The ids are new, so
--- conflicts are not checked, which would take 3 of 12 microseconds per row. The statements of one transaction send a
--- single notification, because equal ones are merged.
+-- Nothing -> PENDING for many rows of one task: values that all rows share are sent once, the other values as columns
+-- with one value per line (JSON text has no line feeds, and the driver needs ten times as long to write an array). The
+-- ids are new, so conflicts are not checked; such a check would take 3 of 12 microseconds per row. All statements of
+-- one transaction together send a single notification, because PostgreSQL merges equal notifications.
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
     good_until, max_retries, task_options, timeout_ms, retention, enqueue_sha, burst, lane_key, lane, held)
@@ -54,8 +54,8 @@ FROM unnest(
     AS sent (id, args, kwargs, enqueue_sha, lane_key, lane)
 
 -- name: insert_tasks
--- Insert the same rows again after a commit in doubt; rows that are already stored are kept. Returns how many rows
--- are new.
+-- Insert the same rows again after a commit in doubt; rows that are already stored are kept. Returns how many rows are
+-- new.
 WITH inserted AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
@@ -88,7 +88,7 @@ SELECT id::text, idempotency_sha FROM horsies_tasks
 WHERE task_name::text = %(task_name)s::text AND idempotency_key = %(idempotency_key)s::text
 
 -- name: find_unique_task
--- The task that holds this key for a time, until it is claimed or until it has ended, by the unique index on
+-- The task that holds this unique key, until the task is claimed or until it has ended, by the unique index on
 -- (task_name, unique_key). The condition must match the index's condition exactly.
 SELECT id::text, idempotency_sha FROM horsies_tasks
 WHERE task_name::text = %(task_name)s::text AND unique_key = %(idempotency_key)s::text
@@ -97,12 +97,12 @@ WHERE task_name::text = %(task_name)s::text AND unique_key = %(idempotency_key)s
       ELSE status::text = text 'PENDING' AND generation = 0 AND retry_count = 0 END
 
 -- name: read_outcomes
--- The outcome for any number of waiters at once, by primary key.
+-- The outcomes of tasks, for any number of waiters at the same time, by primary key.
 SELECT id::text, task_name, status, result, failed_reason, error_code
 FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: read_task
--- One task for handle.info, by primary key; the two large columns only on request.
+-- One task for handle.info, by primary key; arguments and result, the two large values, only on request.
 SELECT id::text AS task_id, task_name, status, queue_name, priority, retry_count, max_retries, next_retry_at,
     sent_at, enqueued_at, claimed_at, started_at, completed_at, failed_at, worker_hostname, worker_pid,
     worker_process_name, error_code,
@@ -111,7 +111,7 @@ SELECT id::text AS task_id, task_name, status, queue_name, priority, retry_count
 FROM horsies_tasks WHERE id = %(id)s::uuid
 
 -- name: read_logs
--- What the attempts of one task have logged, oldest first; with an attempt, only that one.
+-- The logged lines of one task's attempts, oldest first; if an attempt is given, only its lines.
 SELECT attempt, body, dropped, cut_after, created_at FROM horsies_task_logs
 WHERE task_id = %(id)s::uuid AND (%(attempt)s::integer IS NULL OR attempt = %(attempt)s)
 ORDER BY generation
@@ -128,5 +128,5 @@ FROM horsies_task_attempts WHERE task_id = %(id)s::uuid ORDER BY attempt DESC
 SELECT attempt, done, total, note, reported_at FROM horsies_task_progress WHERE task_id = %(id)s::uuid
 
 -- name: cancel_tasks
--- Cancel waiting tasks, and ask RUNNING ones to stop with "running"; see horsies_cancel_tasks_v1.
+-- Cancel waiting tasks and, if "running" is set, ask RUNNING tasks to stop; see horsies_cancel_tasks_v1.
 SELECT id::text, was_status, applied FROM horsies_cancel_tasks_v1(%(ids)s::uuid[], %(running)s::boolean)

@@ -1,12 +1,12 @@
 -- Statements of a worker's turn. Each statement that changes a task requires the status it starts from, the owner and
 -- the generation; a row that does not match belongs to another worker now. The guards are opaque statuses, and values
--- are found by position, so no call names a task twice: see "Plans made on an empty table" in functions/20_claim.sql.
--- Statements that recovery shares match a row without an owner by a NULL owner.
+-- are found by position, so no call may list a task twice: see "Plans made on an empty table" in
+-- functions/20_claim.sql. In the statements that recovery uses too, a NULL owner matches a row without an owner.
 
 -- name: complete_tasks
--- RUNNING -> COMPLETED with the result, and the attempt row, in one statement. A task may have waited in its child,
--- so its start is computed from its run time ("runs_us"), if known. If this transaction has waited for more than a
--- second, for a lock or a stalled disk, that wait came after the task ended and is subtracted.
+-- RUNNING -> COMPLETED with the result, and the attempt row, in one statement. A task may have waited in its child
+-- after the claim, so its start is computed from its run time ("runs_us"), if known. If this transaction has waited for
+-- more than a second, for a lock or a stalled disk, the wait is subtracted, because the task had ended before.
 WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'COMPLETED', completed_at = clock_timestamp(), updated_at = clock_timestamp(),
@@ -28,17 +28,17 @@ ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
 -- name: find_completed
--- Which of these attempts their child has recorded as a success in the task's transaction. Run after the statements
--- that would record another outcome, because those wait for the child's transaction to end.
+-- Which of these attempts their child has recorded as a success in the task's transaction. This runs after the
+-- statements that would record another outcome, because those statements wait until the child's transaction has ended.
 SELECT task.id::text AS task_id FROM horsies_tasks AS task
 WHERE task.id = ANY(%(ids)s::uuid[]) AND task.status = 'COMPLETED'
   AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
 
 -- name: retry_tasks
 -- RUNNING -> PENDING, due after the delay, and the attempt row. A retry that would start at or after good_until does
--- not match; fail_tasks, which runs next on the same rows, takes it. "max_retries" raises the limit of a task without
--- a policy to that of the rule that retries it, and by one for a task that returns to its queue because its worker
--- stops.
+-- not match here; fail_tasks, which runs next on the same rows, fails that task. For a task without a policy,
+-- "max_retries" raises the limit to that of the rule that retries the task; for a task that returns to its queue
+-- because its worker stops, it raises the limit by one.
 WITH report AS MATERIALIZED (
     SELECT ARRAY(
         SELECT clock_timestamp() + delay * interval '1 second'
@@ -49,14 +49,14 @@ finished AS (
         claimed_at = NULL, next_retry_at = report.due_at[array_position(%(ids)s::uuid[], task.id)],
         lane = CASE WHEN task.lane IS NOT NULL AND task.workflow_id IS NOT NULL
             THEN horsies_returned_lane_v1(task.lane, task.workflow_id) ELSE task.lane END,
-        -- A task of a fifo lane keeps its place, even if the clock has stepped back since its send: see updated_at.
+        -- A task of a fifo lane keeps its place, even if the clock was set back after its send: see updated_at.
         enqueued_at = CASE WHEN task.lane IS NOT NULL AND horsies_keeps_place_v1(task.queue_name, task.lane)
             THEN task.enqueued_at ELSE report.due_at[array_position(%(ids)s::uuid[], task.id)] END,
         started_at = coalesce(least(clock_timestamp(), now() + interval '1 second') - interval '1 microsecond'
             * (%(runs_us)s::bigint[])[array_position(%(ids)s::uuid[], task.id)], task.started_at),
         max_retries = greatest(task.max_retries,
             (%(max_retries)s::integer[])[array_position(%(ids)s::uuid[], task.id)]),
-        -- A lane holds what was enqueued by then.
+        -- Tasks are in the index of their lane only if they are due at updated_at.
         updated_at = greatest(clock_timestamp(), CASE WHEN task.lane IS NOT NULL
             AND horsies_keeps_place_v1(task.queue_name, task.lane) THEN task.enqueued_at END)
     FROM report
@@ -83,7 +83,7 @@ RETURNING task_id::text
 
 -- name: fail_tasks
 -- RUNNING -> FAILED, or CANCELLED for a task stopped by a cancellation, and the attempt row. With "only_cancelled",
--- only tasks with an accepted cancellation match: such a task is cancelled instead of returned to its queue.
+-- only tasks with an accepted cancellation match: these tasks are cancelled instead of returned to their queues.
 WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = (%(statuses)s::text[])[array_position(%(ids)s::uuid[], task.id)],
@@ -115,8 +115,8 @@ ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
 -- name: store_logs
--- What attempts have logged, in the transaction that records their outcomes. An attempt that this worker no longer
--- owns has run all the same, so its lines are kept; a task that was deleted has none.
+-- Store the lines that attempts have logged, in the transaction that records their outcomes. The lines of an attempt
+-- that this worker no longer owns are stored too, because its code ran; for a deleted task nothing is stored.
 INSERT INTO horsies_task_logs (task_id, generation, attempt, body, dropped, cut_after)
 SELECT task.id, log.generation, log.attempt, log.body, log.dropped, log.cut_after
 FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(attempts)s::integer[], %(bodies)s::text[],
@@ -126,9 +126,9 @@ ON CONFLICT (task_id, generation) DO NOTHING
 RETURNING task_id::text
 
 -- name: start_tasks
--- CLAIMED -> RUNNING for tasks claimed ahead of time, each by a child that is now idle, while the lease is valid and
--- no pause came in between. The other tasks were lost or are released: user code has not started, so no attempt is
--- recorded.
+-- CLAIMED -> RUNNING for tasks claimed ahead of time, each in a child that is now idle, if the lease is still valid and
+-- no pause has taken the task back. Tasks that do not match were lost or released: their code has not started, so no
+-- attempt is recorded.
 UPDATE horsies_tasks AS task SET
     status = 'RUNNING', claimed = false, claim_expires_at = NULL, started_at = clock_timestamp(),
     worker_pid = (%(pids)s::integer[])[array_position(%(ids)s::uuid[], task.id)],
@@ -157,7 +157,7 @@ FROM horsies_claim_v1(
     %(lane_moments)s::text[]::timestamptz[], %(lane_ids)s::uuid[])
 
 -- name: claim_batch
--- PENDING -> RUNNING for the tasks that join a batched one in its child; see horsies_claim_batch_v1.
+-- PENDING -> RUNNING for the tasks that join a batched task in its child; see horsies_claim_batch_v1.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
     enqueued_at::text AS enqueued_at, details, burst, lane
@@ -168,10 +168,11 @@ FROM horsies_claim_batch_v1(
     %(refused_ids)s::uuid[], %(refused_by)s::text[])
 
 -- name: claim_unresolvable
--- PENDING -> RUNNING without a child, so that this worker can fail them: tasks that have been due for the grace
--- period and whose name no worker on their queue has known for that long. A worker that registered no names may know
--- any task. Runs of durable functions wait for a worker that has their function. As long as some worker knows every
--- name, no task row is read. If a batch fails, its tasks are tried one at a time, with "only" naming the task.
+-- PENDING -> RUNNING without a child, so that this worker can fail the tasks: tasks that have been due for the grace
+-- period, and whose name no worker on their queue has known for that long. A worker that registered no names may know
+-- any task. Runs of durable functions are left out, because they wait for a worker that has their function. If all
+-- names are known to some worker, no task row is read. If a batch of failures is refused, its tasks are tried one at a
+-- time, with "only" restricting the statement to one task.
 WITH unresolvable AS MATERIALIZED (
     SELECT queue.name AS queue_name, task.name AS task_name
     FROM unnest(%(queues)s::text[]) AS queue (name) CROSS JOIN unnest(%(names)s::text[]) AS task (name)
@@ -215,11 +216,11 @@ RETURNING task.id::text, task.generation, task.task_name, task.queue_name, task.
     task.priority, task.enqueued_at::text AS enqueued_at, '' AS details, task.burst, task.lane
 
 -- name: release_unstarted
--- RUNNING -> PENDING for rows that this worker claimed but never handed to a child: the COMMIT of a claim was in
--- doubt, or no child could take them. Held tasks are identified by their generation: holding an earlier attempt does
--- not protect a later claim. User code has not started, so no attempt is counted. A task whose cancellation was
--- accepted in the meantime is cancelled, so the roots of their workflows are locked first (forced step); a run of a
--- durable function begins its clean-up instead, if it has one.
+-- RUNNING -> PENDING for tasks that this worker claimed but never gave to a child: the COMMIT of a claim was in doubt,
+-- or no child could take them. The attempts that the worker still holds are listed with their generation, so that an
+-- older attempt does not protect a later claim. User code has not started, so no attempt is counted. A task whose
+-- cancellation was accepted in the meantime is cancelled instead; for that reason the roots of the tasks' workflows are
+-- locked first (forced step). A cancelled run of a durable function begins its clean-up instead, if it has one.
 WITH held AS MATERIALIZED (
     SELECT * FROM unnest(%(held_ids)s::uuid[], %(held_generations)s::integer[]) AS held (id, generation)),
 roots AS MATERIALIZED (
@@ -246,7 +247,7 @@ UPDATE horsies_tasks AS task SET
     started_at = NULL, worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL,
     lane = CASE WHEN task.lane IS NOT NULL AND task.workflow_id IS NOT NULL
         THEN horsies_returned_lane_v1(task.lane, task.workflow_id) ELSE task.lane END,
-    -- Back in its lane, even if the clock has stepped back since its send.
+    -- The task returns to its lane, even if the clock was set back after its send.
     updated_at = greatest(clock_timestamp(), task.enqueued_at)
 WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
   AND NOT EXISTS (SELECT FROM held WHERE held.id = task.id AND held.generation = task.generation)
@@ -254,8 +255,9 @@ WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', '
 RETURNING task.id::text
 
 -- name: expire_tasks
--- PENDING -> EXPIRED past good_until, by the deadline index, in batches; the roots of workflows are locked first
--- (forced step). A batch that fails is repeated task by task, each named by "only".
+-- PENDING -> EXPIRED past good_until, by the index on deadlines, in batches; the roots of workflows are locked first
+-- (forced step). A batch that the database refuses is repeated task by task, with "only" restricting the statement to
+-- one task.
 WITH late AS MATERIALIZED (
     SELECT task.id, task.workflow_id FROM horsies_tasks AS task
     WHERE task.status = 'PENDING' AND task.good_until IS NOT NULL AND task.good_until <= now()
@@ -283,24 +285,26 @@ SELECT seconds, looked_at, overdue, NULL::float8 AS start_seconds,
 FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
 
 -- name: seconds_until_rated
--- The same for a worker whose queues have rates, plus when a queue that is held back may start a task again.
+-- How long a worker may sleep whose queues have rates; also returns when a queue that its rate holds back may start a
+-- task again.
 SELECT seconds, looked_at, overdue,
     horsies_seconds_until_start_v1(%(queues)s::text[], %(last_look)s::timestamptz) AS start_seconds,
     CASE WHEN %(last_look)s::timestamptz IS NULL THEN horsies_keyed_queues(%(queues)s::text[]) END AS keyed
 FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
 
 -- name: look_at_keys
--- Tasks with keys become due, and when the next one will; see horsies_look_at_keys_v1.
+-- Make tasks with keys due whose time has come, and return when the next one becomes due; see horsies_look_at_keys_v1.
 SELECT seconds, queues, promoted FROM horsies_look_at_keys_v1(%(queues)s::text[], %(limit)s)
 
 -- name: find_cancel_requests
--- This worker's tasks with a cancel request, by the in-flight index, because the notification is only a hint.
+-- This worker's tasks with a request to cancel them, by the in-flight index; the notification about such a request is
+-- only a hint.
 SELECT id::text FROM horsies_tasks
 WHERE claimed_by_worker_id = %(worker_id)s AND status IN ('CLAIMED', 'RUNNING')
   AND cancel_requested_at IS NOT NULL
 
 -- name: send_heartbeats
--- One row per task that has been running for longer than one interval, in one statement.
+-- Store heartbeats: one row for each task that has been running for longer than one interval, in one statement.
 INSERT INTO horsies_heartbeats (task_id, sender_id, role, sent_at, hostname, pid)
 SELECT task.id, %(worker_id)s::text, 'runner', clock_timestamp(), %(hostname)s, task.worker_pid
 FROM unnest(%(ids)s::uuid[], %(generations)s::integer[]) AS held (id, generation)
@@ -320,7 +324,8 @@ WHERE task.id = ANY(%(ids)s::uuid[])
 RETURNING task.id::text
 
 -- name: release_lapsed
--- CLAIMED -> PENDING if the lease has lapsed: the worker has not started the task. "only" as above.
+-- CLAIMED -> PENDING if the lease has lapsed: the worker has not started the task. "only" restricts the statement to
+-- these tasks.
 UPDATE horsies_tasks AS task SET
     status = 'PENDING', claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL,
     claimed_at = NULL, worker_hostname = NULL, updated_at = greatest(clock_timestamp(), task.enqueued_at)
@@ -343,8 +348,8 @@ WHERE task.id = ANY(%(ids)s::uuid[])
 RETURNING task.id::text
 
 -- name: store_progress
--- The progress of running attempts, one row per task; it replaces the previous attempt's progress. A report for an
--- attempt that this worker no longer owns does not match.
+-- Store the latest progress of running attempts, one row per task; it replaces the progress of the previous attempt. A
+-- report for an attempt that this worker no longer owns is ignored.
 INSERT INTO horsies_task_progress AS known (task_id, attempt, done, total, note, reported_at)
 SELECT task.id, task.retry_count + 1, (%(done)s::float8[])[report.place], (%(totals)s::float8[])[report.place],
     (%(notes)s::text[])[report.place], clock_timestamp()

@@ -1,9 +1,9 @@
--- Statements on webhooks and on the findings that they are told about.
+-- Statements on webhooks and on the findings that webhooks announce.
 
 -- name: store_webhooks
--- What the webhooks of the application subscribe to. A webhook that the application no longer has is deleted with the
--- first start after its last worker has stopped. An equal row is left alone. Parameters: the webhooks as JSON, and the
--- queues of the application.
+-- Store which events the application's webhooks subscribe to. A webhook that the application no longer has is deleted
+-- when a worker starts after the last worker with that webhook has stopped. Rows without a change are not written.
+-- Parameters: the webhooks as JSON, and the queues of the application.
 WITH configured AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%(webhooks)s::text::jsonb) AS hook (
         name text, events text[], task_names text[], queue_name text, priority integer, max_retries integer,
@@ -30,8 +30,8 @@ WHERE (stored.events, stored.task_names, stored.queue_name, stored.priority, sto
         EXCLUDED.max_retries, EXCLUDED.task_options, EXCLUDED.timeout_ms, EXCLUDED.retention)
 
 -- name: ask_for_findings
--- Nothing -> PENDING for the task that runs the checks, once a minute in the whole cluster: the minute is its key. A
--- task that has not started within its minute expires.
+-- Nothing -> PENDING for the task that runs the checks, once a minute in the whole cluster, because the minute is the
+-- task's idempotency key. A task that has not started within its minute expires.
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at, good_until,
     max_retries, task_options, timeout_ms, retention, enqueue_sha, idempotency_key, idempotency_sha)
@@ -43,5 +43,5 @@ FROM (SELECT now() AS now_at, floor(extract(epoch FROM now()) / 60)::text AS nam
 ON CONFLICT DO NOTHING
 
 -- name: record_findings
--- Opens and closes findings and announces the differences; see horsies_record_findings_v1.
+-- Open and close findings and announce the differences; see horsies_record_findings_v1.
 SELECT horsies_record_findings_v1(%(found)s::text::jsonb, %(checks)s::text[]) AS announced

@@ -1,9 +1,9 @@
--- Statements on the workers' own records, and the reaper's search for tasks of dead workers. The reaper itself has no
--- statements that change tasks: it records outcomes with the workers' statements, in the name of the dead
+-- Statements on the workers' own records, and the search for tasks of dead workers by the reaper. The reaper has no
+-- statements of its own that change tasks: it records outcomes with the workers' statements, on behalf of the dead
 -- worker.
 
 -- name: register_worker
--- One current row per worker; a worker that was declared lost returns under its own id.
+-- Store a worker's current row. A worker that was declared lost registers again under the same id.
 INSERT INTO horsies_workers (
     worker_id, lock_key, hostname, pid, processes, queues, process_space, process_started, known_tasks,
     name, version, release)
@@ -13,8 +13,9 @@ VALUES (%(worker_id)s, %(lock_key)s, %(hostname)s, %(pid)s, %(processes)s, %(que
 ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = NULL, was_lost = false
 
 -- name: register_defaults
--- The settings from task decorators, for sends from SQL and signals; the worker that started last wins. Rows are written
--- in name order, so that two workers that start together do not deadlock. An identical row is left alone.
+-- Store the settings from task decorators, for sends from SQL and for signals; the settings of the worker that started
+-- last are used. Rows are written in name order, so that two workers that start at the same time do not deadlock. Rows
+-- without a change are not written.
 INSERT INTO horsies_task_defaults AS stored (
     task_name, queue_name, queues, retry_policy, max_retries, timeout_ms, is_async, burst, key_parameter,
     computes_key, fixed_key, is_durable, signals, encrypts, reject_bytes)
@@ -41,8 +42,8 @@ WHERE (stored.queue_name, stored.queues, stored.retry_policy, stored.max_retries
         EXCLUDED.fixed_key, EXCLUDED.is_durable, EXCLUDED.signals, EXCLUDED.encrypts, EXCLUDED.reject_bytes)
 
 -- name: store_lane_limits
--- The limits of all keys of a queue, as the application configures them: the worker that started last decides. An equal
--- row is left alone. Limits that operators gave to single keys stay.
+-- Store the configured limits for all keys of a queue; the settings of the worker that started last are used. Rows
+-- without a change are not written. The limits that operators gave to single keys are kept.
 WITH limited AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%(limits)s::text::jsonb) AS queue (
         queue_name text, max_concurrency integer, rate_seconds float8, rate_burst integer, weight float8,
@@ -65,8 +66,8 @@ WHERE (stored.max_concurrency, stored.rate_seconds, stored.rate_burst, stored.we
         EXCLUDED.is_fifo, EXCLUDED.halts)
 
 -- name: store_task_rates
--- The rates of tasks, as the application's decorators say them: each is the rate of the key that all calls of the task
--- share, in every queue. Rates that other applications have stored stay, and so do the limits that operators gave.
+-- Store the rates in the application's task decorators: each is the rate of the key that all calls of a task share, in
+-- every queue. The rates stored by other applications are kept, and so are the limits that operators set.
 WITH known AS MATERIALIZED (
     SELECT queue.name AS queue_name, horsies_lane_v1(queue.name, task.key) AS lane, task.key, task.rate_seconds,
         task.rate_burst
@@ -88,12 +89,13 @@ WHERE (stored.task_rate_seconds, stored.task_rate_burst)
     IS DISTINCT FROM (EXCLUDED.task_rate_seconds, EXCLUDED.task_rate_burst)
 
 -- name: take_worker_lock
--- The session lock that proves this worker alive; the server frees it when this connection is gone.
+-- Take the session lock that proves that this worker is alive; the server releases the lock when this connection is
+-- gone.
 SELECT pg_try_advisory_lock(%(lock_key)s) AS held
 
 -- name: notice_lost_client
--- Make the server itself probe this session's client, because the lock of a worker whose host or network is gone must
--- not be held for hours. Has no effect on Unix sockets.
+-- Make the server check whether this session's client is still there, because the lock of a worker whose host or
+-- network is gone must not be held for hours. This has no effect on Unix sockets.
 SELECT set_config('tcp_keepalives_idle', %(idle_seconds)s::text, false) AS idle_seconds,
     set_config('tcp_keepalives_interval', %(interval_seconds)s::text, false) AS interval_seconds,
     set_config('tcp_keepalives_count', %(probes)s::text, false) AS probes,
@@ -104,20 +106,20 @@ SELECT set_config('tcp_keepalives_idle', %(idle_seconds)s::text, false) AS idle_
 SELECT current_setting('session_replication_role') = 'replica' AS is_silent
 
 -- name: end_earlier_session
--- End the session that holds this worker's lock, and wait up to a second until it has ended. A probe shares the lock
--- and is left alone.
+-- End the session that holds this worker's lock, and wait up to a second until it has ended. A session that only probes
+-- the lock holds it in shared mode and is not ended.
 SELECT pg_terminate_backend(held.pid, 1000) AS held FROM pg_locks AS held
 WHERE held.locktype = 'advisory' AND held.mode = 'ExclusiveLock' AND held.granted AND held.objsubid = 1
   AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND held.classid::bigint << 32 | held.objid::bigint = %(lock_key)s AND held.pid <> pg_backend_pid()
 
 -- name: see_worker
--- This worker's heartbeat. Returns no row if the worker's row was deleted, and a stopped one if it was declared lost.
--- With "calls" it notifies all workers, including itself: receiving the notification proves that notifications reach
--- them. This is not done with every heartbeat, because a notification wakes every listening session. The commit does
--- not wait for the disk, which halves the cost of a heartbeat: if the server crashes, an older heartbeat will do.
--- Parameters: whether the worker receives notifications, whether it waits for tasks, and whether it sends a
--- notification to test that.
+-- Store this worker's heartbeat. No row is returned if the worker's row was deleted, and a row with a stop time if the
+-- worker was declared lost. With "calls", all workers are notified, including this one: if it receives the
+-- notification, notifications work. Not every heartbeat does this, because a notification wakes every listening
+-- session. The commit does not wait for the disk, which halves the cost of a heartbeat: if the server crashes, losing
+-- the latest heartbeat does no harm. Parameters: whether the worker receives notifications, whether it waits for tasks,
+-- and whether it sends a notification to test that.
 WITH seen AS (
     UPDATE horsies_workers SET seen_at = clock_timestamp(), hears = %(hears)s, waits = %(waits)s
     WHERE worker_id = %(worker_id)s
@@ -127,7 +129,8 @@ CROSS JOIN LATERAL set_config('synchronous_commit', 'off', true) AS relaxed
 LEFT JOIN LATERAL (SELECT pg_notify('horsies_echo', '') WHERE %(calls)s::boolean) AS called ON true
 
 -- name: wait_for_tasks
--- This worker has become idle: sends may wake it. If the row is locked, the update is left to the next heartbeat.
+-- Record that this worker has become idle, so that sends may wake it. If the row is locked, the next heartbeat records
+-- it instead.
 UPDATE horsies_workers SET waits = true WHERE worker_id = (
     SELECT worker_id FROM horsies_workers WHERE worker_id = %(worker_id)s FOR UPDATE SKIP LOCKED)
 
@@ -136,7 +139,7 @@ UPDATE horsies_workers SET waits = true WHERE worker_id = (
 SELECT horsies_pass_wake_up_v1(%(worker_id)s, %(queues)s::text[]) AS woken
 
 -- name: read_own_row
--- Whether this worker was declared lost, for use while the database refuses its heartbeats. A plain read, which
+-- Whether this worker was declared lost, for use while the database refuses its heartbeats. This is a plain read, which
 -- neither a locked row nor a trigger can block.
 SELECT stopped_at IS NOT NULL AS was_stopped FROM horsies_workers WHERE worker_id = %(worker_id)s
 
@@ -151,10 +154,10 @@ RETURNING worker_id::text
 -- workers of one process space form another. An observer checks the next two workers of each ring regardless of their
 -- heartbeats. It also checks those with a late heartbeat among the next hundred (first ring) and the next twenty
 -- (second ring): the cost does not grow with the number of workers, and workers that died together with their
--- neighbours are noticed too. The clock only decides which workers to check; a heartbeat from the future (the
--- server's clock was set back) counts as late. The probe shares the lock, so observers do not mistake each other's
--- probes for a live worker. The index horsies_workers_ring provides both the order and the live workers. Parameters:
--- the observer, and the age from which a heartbeat is late.
+-- neighbours are found too. The clock only decides which workers to check; a heartbeat with a time in the future (after
+-- the server's clock was set back) counts as late. A probe takes the lock in shared mode, so an observer does not
+-- mistake another observer's probe for a live worker. The index horsies_workers_ring contains the open workers in id
+-- order. Parameters: the observer, and the age from which a heartbeat is late.
 WITH near AS (
     (SELECT ring.*, row_number() OVER () AS place FROM (
         (SELECT worker_id, lock_key, hostname, pid, process_space, process_started, seen_at FROM horsies_workers
@@ -180,9 +183,10 @@ SELECT worker_id::text, seen_at::text AS sign, hostname::text, pid, process_spac
 FROM other ORDER BY seen_at
 
 -- name: find_active_sessions
--- Which of these workers have a session lock that belongs to a session with a statement within the given time. Their
--- rows may be locked, or the server too slow for their turns, but they are alive. A role without pg_read_all_stats
--- sees no times for other roles' sessions. Parameters: workers, and the age of an active session's latest statement.
+-- Which of these workers have a session lock held by a session that has executed a statement within the given time.
+-- Such a worker is alive, even if its row is locked or the server is too slow for its turns. A role without
+-- pg_read_all_stats sees no times for other roles' sessions. Parameters: workers, and the age of an active session's
+-- latest statement.
 SELECT worker.worker_id::text FROM horsies_workers AS worker
 JOIN pg_locks AS held ON held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
     AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -193,8 +197,8 @@ WHERE worker.worker_id = ANY(%(worker_ids)s::text[])
       > clock_timestamp() - %(seconds)s::float8 * interval '1 second'
 
 -- name: close_lost_workers
--- Close the rows of workers found lost, except those that have since proved to be alive (the heartbeat has changed,
--- or the lock is held again) and those without a task that needs recovery. Parameters: workers found lost: their last
+-- Close the rows of lost workers. A worker is skipped if it has proved to be alive since (its heartbeat has changed, or
+-- its lock is held again), or if it has no task that needs recovery. Parameters: workers found lost: their last
 -- heartbeats, and the conditions that must still hold.
 WITH watched AS MATERIALIZED (
     SELECT worker.worker_id, worker.lock_key, found.needs_free_lock, found.needs_tasks
@@ -215,8 +219,8 @@ FROM lost WHERE worker.worker_id = lost.worker_id
 RETURNING worker.worker_id::text
 
 -- name: find_abandoned
--- Tasks in flight on these workers, by the in-flight index. A row locked by another transaction is left for later,
--- because the search must not wait for it.
+-- Tasks in flight on these workers, by the in-flight index. Rows locked by another transaction are skipped and found
+-- later, because the search must not wait for them.
 SELECT id::text, generation, task_name, queue_name, retry_count, max_retries, task_options, worker_pid,
     status, claimed_by_worker_id::text AS worker_id, workflow_id::text
 FROM horsies_tasks
@@ -225,10 +229,10 @@ WHERE status IN ('CLAIMED', 'RUNNING') AND claimed_by_worker_id = ANY(%(worker_i
 ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 
 -- name: find_ownerless
--- Tasks whose worker's row is closed, which the recovery of a lost worker left behind; and tasks whose worker has no
--- row (it was never registered, its row is gone, or a manual edit named no worker) and that have sent no heartbeat
--- for their state's threshold. A manual edit may omit every time, too. Parameters: the maximum age of the last
--- heartbeat, by state.
+-- Tasks whose worker's row is closed, which the recovery of a lost worker did not finish; and tasks whose worker has no
+-- row and that have sent no heartbeat for the threshold of their state. The row may be missing because the worker was
+-- never registered, because the row was deleted, or because a manual edit removed the worker's id. A manual edit may
+-- even have removed every time. Parameters: the maximum age of the last heartbeat, by state.
 SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.retry_count, task.max_retries,
     task.task_options, task.worker_pid, task.status,
     task.claimed_by_worker_id::text AS worker_id, task.workflow_id::text
@@ -245,9 +249,9 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = ANY(%(statuses)s::
 ORDER BY task.id LIMIT %(limit)s FOR UPDATE OF task SKIP LOCKED
 
 -- name: find_stale
--- Tasks in these states without a heartbeat for this long: their claim, their start, this attempt's heartbeats and
--- their worker's heartbeats all count. For a registered worker, which may need time to reconnect, the server's start
--- counts too. A worker that holds its session lock is alive.
+-- Tasks in these states without a heartbeat for this long. The times that count as a heartbeat are the claim, the
+-- start, the heartbeats of this attempt and the heartbeats of the worker. For a registered worker, which may need time
+-- to reconnect, the start of the server counts too. A worker that holds its session lock is alive.
 WITH locked AS MATERIALIZED (
     SELECT held.classid::bigint << 32 | held.objid::bigint AS lock_key FROM pg_locks AS held
     WHERE held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
@@ -276,17 +280,17 @@ WHERE task.id = ANY(%(ids)s::uuid[])
   AND task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
 
 -- name: wake_queues
--- Notify these queues' workers: a place under a cap may be free now.
+-- Notify the workers of these queues that a place under a cap may be free now.
 SELECT queue.name FROM unnest(%(queues)s::text[]) AS queue (name)
 CROSS JOIN LATERAL pg_notify('task_queue_' || queue.name, '') AS woken
 
 -- name: try_lead
--- One reaper at a time; a worker that does not get the lock leaves the job to the worker that has it. Parameters: a
--- job that one worker does for all, identified by its advisory lock key.
+-- Take the lock of a job that only one worker does at a time; a worker that does not get the lock leaves the job to the
+-- worker that has it. Parameters: a job that one worker does for all, identified by its advisory lock key.
 SELECT pg_try_advisory_xact_lock(1751348596, %(job)s) AS leads
 
 -- name: store_worker_state
--- A snapshot for this worker's timeline; only the latest state of its children is kept.
+-- Store a snapshot of this worker; of its children only the latest state is kept.
 WITH worker AS (
     UPDATE horsies_workers SET children = %(children)s::text::jsonb WHERE worker_id = %(worker_id)s
     RETURNING *)
@@ -301,7 +305,7 @@ SELECT worker_id, hostname, pid, processes, queues, %(tasks_running)s, %(tasks_c
 FROM worker
 
 -- name: delete_old_heartbeats
--- Parameters: the maximum age, and how many rows to delete at most.
+-- Delete old heartbeats. Parameters: the maximum age, and how many rows to delete at most.
 DELETE FROM horsies_heartbeats WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_heartbeats WHERE sent_at < now() - %(hours)s * interval '1 hour'
     ORDER BY id LIMIT %(limit)s))
@@ -320,7 +324,7 @@ DELETE FROM horsies_workers WHERE worker_id = ANY(ARRAY(
 RETURNING worker_id::text AS id
 
 -- name: delete_old_meters
--- Those of keys whose starts were paid for that long ago: such a meter says what none says.
+-- Delete the meters of keys whose starts were paid for that long ago: such a meter allows the same starts as no meter.
 DELETE FROM horsies_meters WHERE ctid = ANY(ARRAY(
     SELECT old.ctid FROM horsies_meters AS old
     WHERE old.lane <> 0 AND old.next_at < now() - %(hours)s * interval '1 hour'
@@ -334,7 +338,7 @@ DELETE FROM horsies_task_logs WHERE id = ANY(ARRAY(
 RETURNING id::text
 
 -- name: delete_old_tasks
--- Terminal tasks past their retention, oldest ids first: an id begins with its time, so the scan touches only old
+-- Delete ended tasks past their retention, oldest ids first. An id begins with its time, so the scan reads only old
 -- tasks, and the time in the row decides. Tasks with their own retention are skipped, at about 0.3 us each. Attempts
 -- are deleted with their tasks.
 DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
@@ -348,7 +352,8 @@ DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
 RETURNING id::text
 
 -- name: delete_old_untimed_tasks
--- The same for tasks whose ids are not UUIDv7 and so contain no time, by their own index.
+-- Delete ended tasks past their retention whose ids are not UUIDv7 and so contain no time, by the index for these
+-- tasks.
 DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_tasks
     WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
@@ -358,8 +363,8 @@ DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
 RETURNING id::text
 
 -- name: delete_kept_tasks
--- The same for tasks with their own retention, set by the send or its queue, through a separate index. Parameters:
--- how many rows to delete at most.
+-- Delete ended tasks past their own retention, which their send or queue has set, by the index for these tasks.
+-- Parameters: how many rows to delete at most.
 DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_tasks
     WHERE retention IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')

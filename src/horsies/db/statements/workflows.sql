@@ -7,42 +7,41 @@
 SELECT id, created, name, fingerprint FROM horsies_start_v1(%(runs)s::text::jsonb)
 
 -- name: lock_runs
--- The roots of the runs whose tasks this transaction will end, locked before the tasks and in id order, so that the
--- holder of a task's row never waits for a run.
+-- Lock the roots of the runs whose tasks this transaction will end. They are locked before the tasks and in id order,
+-- so that the holder of a task's row never waits for a run.
 SELECT root.id::text FROM horsies_workflows AS root
 WHERE root.id = ANY(ARRAY(
     SELECT run.root_workflow_id FROM horsies_workflows AS run WHERE run.id = ANY(%(workflow_ids)s::uuid[])))
 ORDER BY root.id FOR NO KEY UPDATE
 
 -- name: pause_run
--- RUNNING -> PAUSED for a run and the running ones below it. Returns the status it found, or NULL if the run does not
--- exist. The notification makes workers drop tasks that they have claimed ahead of time; see horsies_pause_runs for
--- the others.
+-- RUNNING -> PAUSED for a run and the running runs below it. Returns the run's previous status, or NULL if the run does
+-- not exist. The notification makes workers drop tasks that they have claimed ahead of time; for other tasks see
+-- horsies_pause_runs.
 SELECT paused.answer
 FROM (SELECT horsies_pause_v1(%(id)s::uuid) AS answer) AS paused
 CROSS JOIN LATERAL pg_notify('horsies_pause', %(id)s::text) AS noticed
 
 -- name: resume_run
--- PAUSED -> RUNNING for a run and the paused ones below it.
+-- PAUSED -> RUNNING for a run and the paused runs below it.
 SELECT horsies_resume_v1(%(id)s::uuid) AS answer
 
 -- name: resume_retrying_run
--- PAUSED or FAILED -> RUNNING with failures tried again; see horsies_resume_retrying_v1.
+-- PAUSED or FAILED -> RUNNING, with failed nodes retried; see horsies_resume_retrying_v1.
 SELECT horsies_resume_retrying_v1(%(id)s::uuid) AS answer
 
 -- name: cancel_run
--- Any open status -> CANCELLED, with all descendants.
--- Parameters: reason is the JSON of a TaskError; interrupt also stops running tasks.
+-- Any open status -> CANCELLED, for a run and all its descendants. Parameters: reason is the JSON of a TaskError;
+-- interrupt also stops running tasks.
 SELECT horsies_cancel_v1(%(id)s::uuid, %(reason)s, %(interrupt)s) AS answer
 
 -- name: retry_run
--- FAILED, PAUSED or RUNNING -> RUNNING with failed nodes tried again; see horsies_retry_v1.
--- Parameters: node_ids is NULL for all failed nodes.
+-- FAILED, PAUSED or RUNNING -> RUNNING, with failed nodes retried; see horsies_retry_v1. Parameters: node_ids is NULL
+-- for all failed nodes.
 SELECT horsies_retry_v1(%(id)s::uuid, %(node_ids)s::text[]) AS answer
 
 -- name: signal_run
--- A value for a signal node that waits or will wait; see horsies_signal_v1.
--- Parameters: value is JSON text.
+-- Deliver a value to a signal node that waits now or later; see horsies_signal_v1. Parameters: value is JSON text.
 SELECT horsies_signal_v1(%(id)s::uuid, %(name)s, %(value)s) AS answer
 
 -- name: list_signal_names
@@ -51,12 +50,12 @@ SELECT DISTINCT signal_name AS name FROM horsies_workflow_tasks
 WHERE workflow_id = %(id)s::uuid AND kind = 'signal' ORDER BY signal_name
 
 -- name: read_run_status
--- The status alone, by primary key.
+-- Only the status of a run, by primary key.
 SELECT status FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: read_runs
--- Runs for any number of waiters at once, by primary key. A result larger than "max_bytes" is omitted. Parameters:
--- results larger than max_bytes are omitted.
+-- Runs for any number of waiters at the same time, by primary key. Parameters: results larger than max_bytes are
+-- omitted.
 SELECT run.id::text, run.name, run.definition_key, run.status, run.error, found.bytes AS result_bytes,
     found.result, output.node_id AS output_node_id
 FROM horsies_workflows AS run CROSS JOIN LATERAL horsies_run_result_v1(run, %(max_bytes)s::bigint) AS found
@@ -71,8 +70,8 @@ FROM horsies_workflows AS run CROSS JOIN LATERAL horsies_result_nodes_v1(run) AS
 WHERE run.id = %(id)s::uuid ORDER BY node.task_index
 
 -- name: read_nodes
--- One run's nodes in order, by the primary key's prefix, without results. A node is running while its task is, and
--- from its first attempt until it ends.
+-- The nodes of one run in order, by the prefix of the primary key, without results. A node counts as running from its
+-- first attempt until it ends.
 SELECT run.definition_key, node.task_index, node.node_id, node.kind, node.task_name, node.dependencies,
     CASE WHEN node.status = 'ENQUEUED' AND (task.status = 'RUNNING' OR task.retry_count > 0) THEN 'RUNNING'
          ELSE node.status END AS status,
@@ -107,8 +106,8 @@ FROM (
 ORDER BY item.task_index, item.item_index
 
 -- name: read_node
--- One node of a run by its id. If a row comes back, the run exists; if its status is not NULL, the node does too. A
--- result larger than "max_bytes" is omitted. Parameters: a result larger than max_bytes is omitted.
+-- One node of a run by its id. If a row is returned, the run exists; if its status is not NULL, the node exists too.
+-- Parameters: a result larger than max_bytes is omitted.
 SELECT run.status AS run_status, run.definition_key, node.task_index, node.status, node.task_name, node.kind,
     size.bytes AS result_bytes,
     CASE WHEN size.bytes <= %(max_bytes)s::bigint THEN horsies_node_result_v1(node) END AS result
@@ -118,10 +117,10 @@ LEFT JOIN LATERAL (SELECT horsies_result_bytes_v1(node) AS bytes OFFSET 0) AS si
 WHERE run.id = %(id)s::uuid
 
 -- name: read_results
--- The results of nodes that have ended: one row per node, or one per item if the result is a list of item results.
--- Sizes are summed first: a node above "max_bytes", and nodes beyond the first "max_bytes" of the others, come with
--- only their size, in one row. The texts are read last, so that no sort holds them. Parameters: the nodes whose
--- results are read, as columns, and how many bytes of results to read.
+-- The results of nodes that have ended: one row per node, or one row per item if the result is a list of item results.
+-- Sizes are summed first: for a node above "max_bytes", and for nodes beyond the first "max_bytes" of the others, only
+-- the size is returned, in one row. The texts are read last, so that they are not part of a sort. Parameters: the nodes
+-- whose results are read, as columns, and how many bytes of results to read.
 WITH wanted AS MATERIALIZED (
     SELECT node.workflow_id, node.task_index, node.status, node.kind, node.task_name, node.sub_definition_key,
         node.sub_workflow_summary, octet_length(node.result) AS own_bytes,
@@ -152,7 +151,8 @@ summed AS (
 SELECT part.workflow_id::text, part.task_index, part.item_index, part.status, part.kind, part.task_name,
     part.sub_definition_key, part.sub_workflow_summary, part.result_bytes,
     CASE WHEN part.fits THEN coalesce(
-        -- Nearly every result comes from a task: a function call would double the time.
+        -- Nearly every result comes from a task, so the result is read here directly: a function call would take twice
+        -- the time.
         (SELECT coalesce(task.result, horsies_task_result_v1(task)) FROM horsies_tasks AS task
          WHERE task.id = part.task_id),
         (SELECT horsies_node_result_v1(node) FROM horsies_workflow_tasks AS node
@@ -160,7 +160,7 @@ SELECT part.workflow_id::text, part.task_index, part.item_index, part.status, pa
 FROM summed AS part WHERE part.fits OR coalesce(part.item_index, 0) = 0
 
 -- name: read_places
--- The positions of runs in their trees: an expansion passes them on to the run it plans.
+-- The positions of runs in their trees: an expansion passes the position of its run on to the run that it plans.
 SELECT id::text, root_workflow_id::text, depth FROM horsies_workflows WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: read_tree
@@ -175,8 +175,8 @@ FROM horsies_workflows AS run WHERE run.id IN (SELECT family.id FROM family)
 ORDER BY run.depth, run.created_at, run.id
 
 -- name: read_tree_nodes
--- The nodes of these runs in order, with the columns that a picture shows; no results. A sleep or a signal counts
--- from when it starts to wait: its task runs only once the wait is over.
+-- The nodes of these runs in order, with the columns that a picture shows; no results. A sleep or signal node counts as
+-- started when it starts to wait, because its task runs only after the wait.
 SELECT node.workflow_id::text, node.task_index, node.node_id, node.kind, node.task_name, node.dependencies,
     node.join_type, node.min_success,
     CASE WHEN node.status = 'ENQUEUED' AND (task.status = 'RUNNING' OR task.retry_count > 0) THEN 'RUNNING'
@@ -198,7 +198,7 @@ WHERE node.workflow_id = ANY(%(ids)s::uuid[])
 ORDER BY node.workflow_id, node.task_index
 
 -- name: count_nodes_by_status
--- For a run that is too large to be drawn.
+-- The number of a run's nodes with each status, for a run that is too large to be drawn.
 SELECT node.status::text, count(*) AS nodes FROM horsies_workflow_tasks AS node
 WHERE node.workflow_id = %(id)s::uuid GROUP BY node.status ORDER BY node.status
 
@@ -210,8 +210,8 @@ WHERE attempt.task_id = ANY(%(ids)s::uuid[]) AND attempt.will_retry
 ORDER BY attempt.task_id, attempt.attempt LIMIT %(limit)s::integer
 
 -- name: list_map_items
--- One page of a map's items, those that did not complete first. Reads this map's items and no other rows; keyset
--- paging by (is_well, item_index). Parameters: the position behind which a page of items begins, in the order of
+-- One page of a map's items; items that did not complete come first. Reads only the items of this map; the pages follow
+-- the key (is_well, item_index). Parameters: the position behind which a page of items begins, in the order of
 -- list_map_items.
 SELECT item.id::text, item.item_index, item.status, item.is_well, item.retry_count, item.error_code,
     item.started_at, item.duration_seconds
@@ -228,13 +228,13 @@ WHERE (item.is_well, item.item_index) > (%(after_well)s::boolean, %(after_index)
 ORDER BY item.is_well, item.item_index LIMIT %(limit)s::integer
 
 -- name: find_run_problems
--- The problems of one open run, as find_broken_runs finds them for all runs.
+-- The problems of one open run, like find_broken_runs for all runs.
 SELECT %(id)s::text AS id, problem FROM horsies_problems_v1(%(id)s::uuid) AS problem LIMIT %(limit)s::integer
 
 -- name: list_newest_runs
--- Newest first, by the index on the start time. The inner LIMIT bounds the cost of a filter that matches nothing; the
--- outer one ends the scan as soon as there are enough rows. Parameters: the same filters among the newest window
--- runs.
+-- The newest runs, by the index on the start time. The inner LIMIT bounds the cost of a filter that matches nothing;
+-- the outer LIMIT ends the scan as soon as there are enough rows. Parameters: the same filters among the newest
+-- "window" runs.
 SELECT newest.id::text, newest.name, newest.status, newest.definition_key, newest.workflow_key,
     newest.parent_workflow_id::text, newest.total_nodes, newest.open_nodes, newest.failed_nodes,
     coalesce(newest.error::json #>> '{error_code,__builtin_task_code__}', newest.error::json ->> 'error_code')
@@ -252,14 +252,15 @@ WHERE (cardinality(%(statuses)s::text[]) = 0 OR newest.status = ANY(%(statuses)s
 ORDER BY newest.created_at DESC, newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_run_window
--- The edge of list_newest_runs: the last run inside its window and the first one beyond it, or fewer at the end.
+-- Where the window of list_newest_runs ends: the last run inside the window and the first run beyond it; fewer rows at
+-- the end of the table.
 SELECT run.id::text, run.created_at FROM horsies_workflows AS run
 WHERE (run.created_at, run.id) < (%(before_at)s::timestamptz, %(before_id)s::uuid)
   AND run.created_at >= %(since)s::timestamptz
 ORDER BY run.created_at DESC, run.id DESC OFFSET %(window)s::integer - 1 LIMIT 2
 
 -- name: list_open_runs
--- The newest open runs, however old, from their own index: up to the limit for each status.
+-- The newest open runs, however old, from the index on open runs, up to the limit for each status.
 SELECT run.id::text, run.name, run.status, run.definition_key, run.workflow_key, run.parent_workflow_id::text,
     run.total_nodes, run.open_nodes, run.failed_nodes,
     coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code')
@@ -282,8 +283,8 @@ SELECT id::text, created_at FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: find_broken_runs
 -- Open runs whose rows contradict each other, with the problems; only manual edits cause them. The open runs are
--- collected first, from their own index: sorted by primary key, they would be searched for in the whole history. Maps
--- that an earlier release left RUNNING in ended runs are found by their items in flight.
+-- collected first, from the index on open runs; if they were sorted by primary key, the planner might search the whole
+-- history for them. Maps that an earlier release left RUNNING in ended runs are found by their items in flight.
 WITH open AS MATERIALIZED (SELECT id FROM horsies_workflows WHERE status IN ('RUNNING', 'PAUSED')),
 items AS MATERIALIZED (
     SELECT DISTINCT task.workflow_id, task.workflow_node_index AS task_index FROM horsies_tasks AS task
@@ -314,8 +315,8 @@ ORDER BY paused_at LIMIT %(limit)s
 SELECT horsies_expire_v1(%(id)s::uuid, %(max_paused_seconds)s, %(reason)s) AS expired
 
 -- name: delete_old_workflows
--- Whole trees past their retention, once the root and every task in the tree have ended. Nodes, signals and children
--- are deleted with the root; this statement deletes the tasks. Parameters: limit counts trees of runs.
+-- Delete whole trees of runs past their retention, once the root and every task in the tree have ended. Nodes, signals
+-- and child runs are deleted with the root; this statement deletes the tasks. Parameters: limit counts trees of runs.
 WITH old AS MATERIALIZED (
     SELECT root.id FROM horsies_workflows AS root
     WHERE root.completed_at < now() - %(hours)s * interval '1 hour' AND root.parent_workflow_id IS NULL
