@@ -1,6 +1,5 @@
-"""The session for which a statement waited too long: who holds the lock, and the command that ends it.
-
-A second session reads it, because the first one has given up or is still waiting.
+"""Find the session for which a statement waited too long: who holds the lock, and the command that ends
+that session. A second session asks for this, because the first session has given up or is still waiting.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from horsies.db.errors import describe_refusal
 from horsies.db.statements.locks import Blocker, find_blockers
 from horsies.findings import between
 
-# The lock that makes readers wait; its requests queue before them, even if it is not granted yet.
+# The lock mode that makes readers wait. A session that only requests it makes later requests wait too.
 READERS_WAIT = ["AccessExclusiveLock"]
-# Locks of transactions that may have locked the rows of a change.
+# Lock modes of transactions that may have locked the rows of a change.
 WRITERS_WAIT = [
     *("AccessExclusiveLock", "ExclusiveLock", "ShareRowExclusiveLock", "ShareLock"),
     *("RowExclusiveLock", "RowShareLock"),
@@ -27,7 +26,9 @@ STATEMENT_SHOWN = 120
 
 
 class LockedError(LockNotAvailable):
-    """A lock of another session was not released in time; ``blockers`` are the sessions in the way."""
+    """Another session did not release a lock in time; ``blockers`` are the sessions that hold or request
+    it.
+    """
 
     def __init__(self, blockers: Sequence[Blocker]) -> None:
         self.blockers = tuple(blockers)
@@ -40,7 +41,7 @@ class SlowError(QueryCanceled):
 
 
 def named(database: Database, error: Exception) -> Exception:
-    """Return the error of a statement that was ended by a time limit with its cause, if that is found."""
+    """Return the error of a statement that a time limit ended, with the cause if the cause is found."""
     if database.limits is None or isinstance(error, LockedError | SlowError):
         return error
     if isinstance(error, LockNotAvailable):
@@ -61,12 +62,12 @@ def _ask(database: Database, modes: Sequence[str], seconds: float) -> list[Block
     try:
         with database.connect(database.role, session=True) as connection:
             return find_blockers.fetch(connection, database.config.schema_name, modes, seconds)
-    except psycopg.OperationalError:  # the first error is the one to report
+    except psycopg.OperationalError:  # report the first error, not this one
         return []
 
 
 def blocker_sentence(blocker: Blocker) -> str:
-    """Describe a session that keeps Horsies waiting, as far as this role may see it."""
+    """Describe a session that keeps Horsies waiting, as far as this role may see the session."""
     tables = ", ".join(blocker.tables) or "rows that Horsies needs"
     if blocker.pid is None:
         return f"A prepared transaction locks {tables}."
@@ -95,7 +96,7 @@ def _known_details(blocker: Blocker) -> Iterator[str]:
 
 
 def remedy_of(blocker: Blocker) -> str:
-    """Return the statement that ends the session of a blocker."""
+    """Return the SQL statement that ends a blocking session."""
     if blocker.pid is None:
         return "SELECT gid, prepared, owner FROM pg_prepared_xacts; -- then ROLLBACK PREPARED 'gid'"
     return f"SELECT pg_terminate_backend({blocker.pid})"

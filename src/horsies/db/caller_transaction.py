@@ -1,11 +1,11 @@
 """The caller's transaction: execute statements on another library's connection.
 
-A psycopg connection inside a framework's object is used directly. asyncpg, and SQLAlchemy with any
-other driver, execute the statements themselves.
+A psycopg connection inside a framework's object is used directly. asyncpg executes the statements itself,
+and so does SQLAlchemy with any other driver.
 
-A send with ``transaction=`` inserts its row there, so it commits or rolls back with the caller's work.
-A savepoint guards the insert: if it fails, the caller gets an error value and its transaction stays
-usable.
+A send with ``transaction=`` inserts its row in the caller's transaction, so the row commits or rolls back
+with the caller's work. A savepoint guards the insert: if the insert fails, the caller gets an error value
+and its transaction stays usable.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class UnusableTransactionError(Exception):
 
 
 class DriverError(Exception):
-    """An error from the caller's driver: only its primary message, without parameters or rows."""
+    """An error from the caller's driver. Contains only the primary message, without parameters or rows."""
 
     def __init__(self, error: BaseException) -> None:
-        # SQLAlchemy wraps the driver's error and quotes the parameters; its asyncpg adapter wraps it
-        # once again.
+        # SQLAlchemy wraps the driver's error and quotes the parameters; its asyncpg adapter wraps the
+        # error a second time.
         inner = getattr(error, "orig", None) or error
         inner = inner.__cause__ or inner
         primary = getattr(getattr(inner, "diag", None), "message_primary", None)
@@ -57,12 +57,12 @@ class DriverError(Exception):
 
 
 def leads_elsewhere(error: BaseException) -> bool:
-    """Return whether the caller's connection does not reach the application's tables."""
+    """Return whether the caller's connection leads to a database without the application's tables."""
     return getattr(error, "sqlstate", None) in _MISSING_STATES
 
 
 def is_nested(transaction: object) -> bool:
-    """Return whether a framework's transaction is inside a savepoint that could be rolled back alone."""
+    """Return whether a framework's transaction is inside a savepoint, which could be rolled back alone."""
     found: Any = getattr(transaction, "sync_session", transaction)
     if hasattr(found, "ensure_connection"):  # Django
         return any(found.savepoint_ids)
@@ -91,7 +91,7 @@ async def borrowed_async(transaction: object, within: Installation) -> AsyncIter
         with _translated():
             _refuse_if(found.is_closed(), _CLOSED)
             _refuse_if(not found.is_in_transaction(), _NO_TRANSACTION)
-            async with found.transaction():  # a savepoint inside another one
+            async with found.transaction():  # a savepoint inside asyncpg's open transaction
                 yield lambda statement, params: _fetch_asyncpg(found, statement, params, within)
     elif _is_sqlalchemy_async(found):
         with _translated():
@@ -133,7 +133,7 @@ def _find(transaction: object) -> Any:
     _refuse_if(found.closed, _CLOSED)
     _refuse_if(_commits_alone(found.connection.dbapi_connection), _NO_TRANSACTION)
     if not found.in_transaction():
-        found.begin()  # as its own execute() does, so that its commit() commits our row
+        found.begin()  # like SQLAlchemy's own execute(), so that the session's commit() commits our row
     driver = found.connection.driver_connection
     if isinstance(driver, Connection):
         return driver
@@ -166,9 +166,10 @@ async def _find_async(transaction: object) -> Any:
 
 
 def _refuse_ended(given: object, session: Any) -> None:
-    """Reject a SQLAlchemy session that was closed: it would begin a transaction that is never
-    committed. A closed session looks like one after a commit; unlike a new one, it has already
-    dispatched events.
+    """Reject a SQLAlchemy session that was closed: it would begin a transaction that is never committed.
+
+    A closed session looks like a session after a commit. A new session also looks the same, but unlike a
+    closed one it has not dispatched any events yet.
     """
     if "dispatch" in vars(session) and not session.in_transaction():
         name = type(given).__name__
@@ -200,12 +201,12 @@ def _refuse_if(is_wrong: bool, problem: str) -> None:
 
 
 def _commits_alone(connection: Any) -> bool:
-    """Return whether a driver's connection commits every statement, outside a transaction."""
+    """Return whether the driver's connection is outside a transaction, so that it commits every statement."""
     is_autocommit = getattr(connection, "autocommit", False) is True
     if not isinstance(connection, Connection | AsyncConnection):
         return is_autocommit
     # Without autocommit, psycopg opens the transaction at the first statement, so an idle connection
-    # counts as being in one.
+    # counts as being inside a transaction.
     return is_autocommit and connection.info.transaction_status == TransactionStatus.IDLE
 
 
@@ -263,7 +264,7 @@ async def _fetch_asyncpg(
 def _driver_sql(
     connection: Any, statement: Statement[Any, Any], params: Any, within: Installation
 ) -> tuple[str, Any]:
-    """Return the text and the parameters in the style of the connection's driver."""
+    """Return a statement's text and parameters in the style of the connection's driver."""
     dialect = connection.dialect
     if dialect.name != "postgresql":
         raise UnusableTransactionError(
@@ -283,7 +284,7 @@ def _usable(found: Any, kind: type[AnyConnection], transaction: object) -> AnyCo
             f"not {type(transaction).__name__}; send_async takes the asynchronous ones."
         )
     _refuse_if(found.closed and not found.broken, _CLOSED)
-    # In a pipeline, results come later, and one failure skips all later statements, including the end
+    # In a pipeline, results arrive later, and one failure skips all later statements, including the end
     # of a savepoint.
     _refuse_if(found.pgconn.pipeline_status != PipelineStatus.OFF, _PIPELINE)
     _refuse_if(found._tpc is not None, _TWO_PHASE)

@@ -1,9 +1,11 @@
-"""Database: one process's connection pools and dedicated connections.
+"""Database: the connection pools and dedicated connections of one process.
 
 ``Database`` owns all of the process's sockets. It opens nothing before the first use and shares nothing
-across a fork. A caller that finds no idle connection in a pool opens one and leaves it for the next
-caller. Nothing runs in the background, so there is no thread that a fork would lose, no task that keeps
-an event loop from ending, and no delay between a server's return and the first send that reaches it.
+across a fork.
+
+A caller that finds no idle connection in a pool opens one and leaves it for the next caller. Nothing runs
+in the background. So there is no thread that a fork would lose, and no task that keeps an event loop from
+ending, and once a server is back, the first send reaches it without delay.
 """
 
 from __future__ import annotations
@@ -48,26 +50,27 @@ from horsies.db.schema import SAFE_SEARCH_PATH
 from horsies.encryption import Payloads
 from horsies.modules import Deferred
 
-if TYPE_CHECKING:  # it would load pydantic
+if TYPE_CHECKING:  # an import at run time would load pydantic
     from horsies.config.postgres import PostgresConfig
 
 logger = logging.getLogger("horsies.schema")
-# Its statements import this module.
+# The statements of this module import horsies.db.database.
 payload_keeper: Any = Deferred("horsies.db.payload_keeper")
 
-# How long a person waits for a connection: a server that is frozen accepts it and never answers.
+# How long a command or page waits for a connection. A frozen server accepts connections but never
+# answers.
 LIMITED_CONNECT_SECONDS = 5
-# The most connections of one process for large payload.
+# The maximum number of connections that one process opens for large payload.
 PAYLOAD_CONNECTIONS = 4
-# How long a connection beyond the number to keep may stay idle before it is closed.
+# How long a connection may stay idle before it is closed, if the pool has more than it keeps.
 SPARE_SECONDS = 60.0
 
 Value = TypeVar("Value")
 AnyConnection = TypeVar("AnyConnection", Connection[Any], AsyncConnection[Any])
 
-# The settings that statements and psycopg's parsers rely on; a database, a role or the environment may
-# set other values. They are not sent in the startup packet, because PgBouncer rejects that even in
-# session mode.
+# The settings that statements and psycopg's parsers rely on, because a database, a role or the
+# environment may have other values. They are not part of the startup packet, because PgBouncer rejects
+# them there even in session mode.
 _SETTINGS = {
     "datestyle": "ISO",
     "intervalstyle": "postgres",
@@ -79,7 +82,7 @@ _SESSION_SETTINGS = (
     "".join(f"SET {name} = {value}; " for name, value in _SETTINGS.items())
     + "SET default_transaction_isolation = 'read committed'"
 ).encode()
-# Behind a pooler in transaction mode every transaction begins with these two.
+# Behind a pooler in transaction mode, every transaction begins with these two statements.
 TRANSACTION_BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED"
 # The first statement of a read-only transaction whose statements all see the same snapshot.
 ONE_STATE = b"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
@@ -94,9 +97,8 @@ _TRANSACTION_TIMEOUT_SINCE = 170_000
 
 
 def time_limits(statement_ms: int, server_version: int) -> dict[str, str]:
-    """The settings that replace the time limits of the database or role.
-
-    They limit statements only: a limit on transactions would end the session.
+    """The settings that replace the time limits of the database or role. Only statements are limited: a
+    limit on transactions would end the session.
     """
     settings = {
         "statement_timeout": str(statement_ms),
@@ -109,10 +111,11 @@ def time_limits(statement_ms: int, server_version: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """The schema that a connection works in, and whether it goes through a pooler in transaction
-    mode; if so, each of its transactions begins with the statement ``settings``. ``payloads`` encrypts
-    the payload in its tables, if the application has a codec, and keeps large payload elsewhere, if it has a
-    store.
+    """The schema that a connection works in, and whether the connection goes through a pooler in
+    transaction mode. Behind such a pooler, each transaction begins with the statement ``settings``.
+
+    ``payloads`` encrypts payload if the application has a codec, and keeps large payload outside the
+    tasks' rows if it has a store.
     """
 
     schema: str = DEFAULT_SCHEMA
@@ -122,8 +125,8 @@ class Installation:
 
 
 class IsoTimestamptzLoader(TimestamptzLoader):
-    """Reads times in ISO style, which TRANSACTION_SETTINGS select, regardless of the style that the
-    session reports: the server reports a changed style only at the end of the transaction.
+    """Parses times in ISO style, which TRANSACTION_SETTINGS select, regardless of the style that the
+    session reports, because the server reports a changed style only at the end of the transaction.
     """
 
     def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
@@ -137,7 +140,7 @@ class OwnConnection(Connection[Any]):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        # The names of the statements that ``direct.py`` has prepared in this session.
+        # The names of the statements that ``direct.py`` has prepared on this connection.
         self.prepared: set[bytes] = set()
 
 
@@ -152,7 +155,7 @@ class AsyncOwnConnection(AsyncConnection[Any]):
 
 
 class LimitedConnection(OwnConnection):
-    """A connection that is closed when the server does not answer for this time."""
+    """A connection that is closed if the server does not answer within a time limit."""
 
     silence_seconds = 60.0
 
@@ -161,7 +164,7 @@ class LimitedConnection(OwnConnection):
 
 
 class AsyncLimitedConnection(AsyncOwnConnection):
-    """An asynchronous connection that is closed when the server does not answer for this time."""
+    """An asynchronous connection that is closed if the server does not answer within a time limit."""
 
     silence_seconds = 60.0
 
@@ -174,7 +177,9 @@ AnyOwnConnection = TypeVar("AnyOwnConnection", OwnConnection, AsyncOwnConnection
 
 
 def installation_of(connection: Connection[Any] | AsyncConnection[Any]) -> Installation:
-    """Return a connection's installation; a connection from elsewhere has the default schema."""
+    """Return the installation of a connection; for a connection that this package did not open, the
+    default schema.
+    """
     found: Installation = getattr(connection, "installation", OwnConnection.installation)
     return found
 
@@ -185,7 +190,9 @@ class PoolTimeout(psycopg.OperationalError):
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """How many connections to keep, the maximum, the longest wait for one, and a connection's lifetime."""
+    """The limits of a pool: how many connections to keep, the maximum number, the longest wait for a
+    connection, and a connection's lifetime.
+    """
 
     kept: int
     most: int
@@ -202,20 +209,24 @@ class PoolLimits:
 
 @dataclass(slots=True)
 class Lent(Generic[AnyOwnConnection]):
-    """A pool's connection, lent or idle."""
+    """A connection of a pool, lent or idle."""
 
     connection: AnyOwnConnection
     expires_at: float
     put_back_at: float = 0.0
 
     def expire(self) -> None:
-        """Never lend this connection again: it leads to a standby, and a new one may reach the primary."""
+        """Never lend this connection again, because it leads to a standby; a new connection may reach the
+        primary.
+        """
         self.expires_at = 0.0
 
 
 class _Pool(Generic[AnyOwnConnection]):
-    """The part of a pool that never waits: its idle connections. The last one returned is lent first,
-    so the first in the list has been idle the longest.
+    """The part of a pool that never waits: its idle connections.
+
+    The connection returned last is lent first, so the first connection in the list has been idle the
+    longest.
     """
 
     _release: Callable[[], None]
@@ -228,7 +239,9 @@ class _Pool(Generic[AnyOwnConnection]):
         self._closed = False
 
     def put(self, lent: Lent[AnyOwnConnection]) -> None:
-        """Take a connection back. Keep it unless it is broken, and close any that has been idle too long."""
+        """Take a connection back and keep it unless it is broken. Close idle connections that have been
+        idle too long.
+        """
         try:
             lent.put_back_at = time.monotonic()
             usable = lent.connection.pgconn.transaction_status == TransactionStatus.IDLE
@@ -244,8 +257,8 @@ class _Pool(Generic[AnyOwnConnection]):
             self._release()
 
     def close(self) -> None:
-        """Close idle connections now and lent ones when they come back; needs no event loop. A forked
-        process leaves its parent's connections open.
+        """Close idle connections now and lent ones when they come back. This needs no event loop. In a
+        forked process, the parent's connections stay open.
         """
         with self._lock:
             self._closed = True
@@ -257,7 +270,9 @@ class _Pool(Generic[AnyOwnConnection]):
         self.close()
 
     def _take_idle(self) -> Lent[AnyOwnConnection] | None:
-        """Return a connection that is neither too old nor closed by the server, or None."""
+        """Return an idle connection, or None. Connections that are too old or that the server has closed
+        are dropped.
+        """
         while True:
             with self._lock:
                 if not self._idle:
@@ -285,7 +300,7 @@ class Pool(_Pool[OwnConnection]):
     def __init__(self, connect: Callable[[], OwnConnection], limits: PoolLimits) -> None:
         super().__init__(limits)
         self._connect = connect
-        # A Ctrl-C inside a threading.Semaphore may leave its lock held forever.
+        # A Ctrl-C inside a threading.Semaphore could leave the semaphore's lock held forever.
         self._slots: SimpleQueue[None] = SimpleQueue()
         self._release = partial(self._slots.put, None)
         for _ in range(limits.most):
@@ -304,7 +319,7 @@ class Pool(_Pool[OwnConnection]):
             self.put(lent)
 
     def take(self) -> Lent[OwnConnection]:
-        """Lend a connection until ``put``; without the with block a send is 3 µs faster."""
+        """Lend a connection until ``put`` returns it; without a with block, a send is 3 µs faster."""
         try:
             self._slots.get(timeout=self._limits.wait_seconds)
         except Empty:
@@ -340,7 +355,7 @@ class AsyncPool(_Pool[AsyncOwnConnection]):
             self.put(lent)
 
     async def take(self) -> Lent[AsyncOwnConnection]:
-        """Lend a connection until ``put``."""
+        """Lend a connection until ``put`` returns it."""
         if self._slots.locked():
             try:
                 async with asyncio.timeout(self._limits.wait_seconds):
@@ -357,21 +372,22 @@ class AsyncPool(_Pool[AsyncOwnConnection]):
 
 
 def is_readable(pgconn: Any) -> bool:
-    """Check an idle connection for input, which most likely means that the server has closed it. This
-    costs about 2 µs; the usual SELECT 1 costs 80 µs, a third of a whole send.
+    """Return whether an idle connection has input, which most likely means that the server has closed it.
+
+    This costs about 2 µs. The usual SELECT 1 costs 80 µs, a third of a whole send.
     """
     poller = select.poll()
     poller.register(pgconn.socket, select.POLLIN)
     return bool(poller.poll(0))
 
 
-# Pools inherited through a fork are kept here forever: if the garbage collector closed their
-# connections, it would end sessions that the parent process still uses.
+# Pools inherited through a fork are kept here forever: if the garbage collector closed their connections,
+# it would end sessions that the parent process still uses.
 _inherited: list[object] = []
 
 
 def _warn_of_search_path(config: PostgresConfig) -> None:
-    """Warn if the environment sets a search_path, which does not apply to these tables."""
+    """Warn if the environment sets a search_path, which has no effect on the tables of Horsies."""
     path = search_path_in_options(os.environ.get("PGOPTIONS", ""))
     if path is not None and "schema_name" not in config.model_fields_set:
         logger.warning(
@@ -383,7 +399,7 @@ def _warn_of_search_path(config: PostgresConfig) -> None:
 
 
 class Database:
-    """All of one process's connections to one database."""
+    """All connections of one process to one database."""
 
     def __init__(
         self,
@@ -396,7 +412,8 @@ class Database:
         self.config = config
         self.role = role
         self.connect_seconds = 10 if limits is None else LIMITED_CONNECT_SECONDS
-        # The time limits of all connections: those of commands and pages, for which a person waits.
+        # The time limits of all connections: limits suitable for commands and pages, because a person
+        # waits for them.
         self.limits = limits
         # Whether this process may create and change tables.
         self.migrates = migrates
@@ -418,17 +435,19 @@ class Database:
 
     @cached_property
     def payloads(self) -> Payloads | None:
-        """The payload of this database as it is stored; None without a codec and a store."""
+        """The settings for stored payload (encryption and large payload); None without a codec and a
+        store.
+        """
         has_store = self.config.store is not None
         return Payloads.of(self.config, payload_keeper.PayloadKeeper(self) if has_store else None)
 
     @property
     def installation(self) -> Installation:
-        """The installation of this database, without a pooler."""
+        """The installation of this database, for connections without a pooler."""
         return Installation(self.config.schema_name, payloads=self.payloads)
 
     def urls(self) -> tuple[str, str]:
-        """Return the URL for ordinary work and the one for LISTEN and schema changes."""
+        """Return the URL for ordinary work and the URL for LISTEN and schema changes."""
         with self._lock:
             if self._urls is None:
                 _warn_of_search_path(self.config)
@@ -442,7 +461,8 @@ class Database:
         config = self.config
         options: dict[str, Any] = {
             "application_name": f"horsies:{role}",
-            # Overrides the database and PGCLIENTENCODING, because ``Pipeline`` writes UTF-8.
+            # Overrides the encoding of the database and of PGCLIENTENCODING, because ``Pipeline`` writes
+            # UTF-8.
             "client_encoding": "UTF8",
             "connect_timeout": self.connect_seconds,
             "autocommit": True,
@@ -466,10 +486,10 @@ class Database:
         options: str | None = None,
         statement_ms: int | None = None,
     ) -> OwnConnection:
-        """Open a dedicated autocommit connection; ``session`` bypasses a pooler.
+        """Open a dedicated connection with autocommit; with ``session`` it bypasses a pooler.
 
-        ``options`` go into the startup packet. ``statement_ms`` replaces the time limits of the
-        database and the role, unless there is a pooler in between.
+        ``options`` go into the startup packet. ``statement_ms`` replaces the time limits of the database
+        and the role, unless the connection goes through a pooler.
         """
         parameters = self.options(role) | ({} if options is None else {"options": options})
         kind = OwnConnection if self.limits is None else LimitedConnection
@@ -488,7 +508,7 @@ class Database:
         return connection
 
     async def connect_async(self, role: str) -> AsyncOwnConnection:
-        """Like ``connect``, but on the running event loop, for ordinary work."""
+        """Like ``connect``, but on the running event loop, and only for ordinary work."""
         kind = AsyncOwnConnection if self.limits is None else AsyncLimitedConnection
         connection = await kind.connect(self.urls()[0], **self.options(role))
         try:
@@ -520,7 +540,7 @@ class Database:
     def _settings(
         self, connection: OwnConnection | AsyncOwnConnection, statement_ms: int | None = None
     ) -> dict[str, str]:
-        """The settings for the time limits of a connection."""
+        """Return the settings for the time limits of a connection."""
         settings = {}
         if self.limits is not None:
             settings["lock_timeout"] = str(self.limits.lock_ms)
@@ -546,7 +566,9 @@ class Database:
             return self._pool
 
     def payload_pool(self) -> Pool:
-        """The connections for large payload: its own, because who needs one already has one of ``pool``."""
+        """Return the pool of connections for large payload. It is a separate pool, because a caller that
+        needs such a connection already has one from ``pool``.
+        """
         with self._lock:
             if self._payload_pool is None:
                 limits = replace(self._limits(), kept=1, most=PAYLOAD_CONNECTIONS)
@@ -595,13 +617,13 @@ def _set_commands(settings: Mapping[str, str]) -> bytes:
 
 
 def set_local(settings: Mapping[str, str]) -> bytes:
-    """The settings of a transaction, as more columns of ``TRANSACTION_SETTINGS``."""
+    """Return the settings of a transaction, as more columns of ``TRANSACTION_SETTINGS``."""
     return "".join(
         f", pg_catalog.set_config('{name}', '{value}', true)" for name, value in settings.items()
     ).encode()
 
 
-# Weak references, because an instance ends with its broker.
+# Weak references, because a Database object ends with its broker.
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
@@ -610,12 +632,12 @@ def _reset_all() -> None:
         database.reset_after_fork()
 
 
-# Called before the child has a second thread, so that no two threads reset it.
+# Called before the child has a second thread, so that no two threads reset a Database at the same time.
 os.register_at_fork(after_in_child=_reset_all)
 
 
 def pool_sizes(config: PostgresConfig, role: str) -> tuple[int, int]:
-    """Return how many connections a pool keeps and its maximum, based on the process's role.
+    """Return how many connections a pool keeps, and its maximum, for the role of this process.
 
     A child opens a pool only when its task code sends, and many children share a server.
     """
@@ -629,5 +651,5 @@ def pool_sizes(config: PostgresConfig, role: str) -> tuple[int, int]:
 
 
 def resolve_url(url: str) -> str:
-    """Return a URL that libpq reads; for embedded:// start or join the server."""
+    """Return a URL that libpq can read; for embedded://, start or join the server first."""
     return embedded.start_or_join(url) if is_embedded(url) else libpq_url(url)

@@ -1,9 +1,9 @@
-"""Statements without psycopg's cursors: the path taken by a send.
+"""Statements without psycopg's cursors, for sends.
 
-The statement is prepared once per session, its parameters travel as text, and it is its own
-transaction. libpq and the kernel take about 60 µs of processor time per send; a cursor adds 100 µs,
-while this module adds 20 µs. It works only without a pooler, because a pooler has no sessions in which
-to prepare a statement.
+The statement is prepared once per session, its parameters are sent as text, and it is its own
+transaction. libpq and the kernel take about 60 µs of processor time per send. A cursor would add 100 µs;
+this module adds 20 µs. It works only without a pooler, because a statement can not be prepared in a
+pooler's sessions.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ async def execute_async(
 
 
 def stream(connection: OwnConnection, steps: Iterable[Step]) -> None:
-    """Execute statements in the open transaction; each is built while the server executes the previous
-    one.
+    """Execute statements in the open transaction, and build each statement while the server executes the
+    previous one.
 
-    The rows they return are discarded. The statements are not prepared, because a prepared statement
-    that the session has forgotten would fail the transaction.
+    The returned rows are discarded. The statements are not prepared, because a prepared statement that
+    the session no longer has would fail the transaction.
     """
     pgconn, installation, is_sent = connection.pgconn, connection.installation, False
     try:
@@ -89,7 +89,7 @@ def stream(connection: OwnConnection, steps: Iterable[Step]) -> None:
             is_sent = True
             connection.wait(_flush(pgconn))
     except Exception:
-        if is_sent:  # the rollback needs a session that is not busy
+        if is_sent:  # a rollback is possible only when the session is not busy
             _wait(connection)
         raise
     if is_sent:
@@ -97,7 +97,7 @@ def stream(connection: OwnConnection, steps: Iterable[Step]) -> None:
 
 
 async def stream_async(connection: AsyncOwnConnection, steps: Iterable[Step]) -> None:
-    """Like ``stream``, but the event loop is blocked only while one statement is being built."""
+    """Like ``stream``, but the event loop is blocked only while a statement is being built."""
     pgconn, installation, is_sent = connection.pgconn, connection.installation, False
     try:
         for statement, params in steps:
@@ -133,12 +133,13 @@ def _wait(connection: OwnConnection) -> PGresult:
                 return _decisive(pgconn, results)
             results.append(found)
     except Error:
-        # The server returns rows before it commits, so only a failure is certain here.
+        # The server returns rows before it commits, so at this point only a failure is certain.
         if (failed := _failure(results)) is None:
             raise
         return failed
     except BaseException:
-        # Interrupted by a signal. The pool closes a connection whose statement has not ended.
+        # Interrupted by a signal. The pool then closes the connection, because its statement has not
+        # ended.
         with suppress(Error):
             connection.cancel_safe(timeout=CANCEL_SECONDS)
         raise
@@ -167,7 +168,9 @@ async def _wait_async(connection: AsyncOwnConnection) -> PGresult:
 
 
 def _flush(pgconn: PGconn) -> PQGen[None]:
-    """Write everything while reading: the server may answer before it has read all of it."""
+    """Write all data and read at the same time, because the server may answer before it has received
+    everything.
+    """
     while pgconn.flush():
         if (yield Wait.RW) & Ready.R:
             pgconn.consume_input()
@@ -203,7 +206,7 @@ def _decisive(pgconn: PGconn, results: Sequence[PGresult]) -> PGresult:
 
 
 def _failure(results: Sequence[PGresult]) -> PGresult | None:
-    """Return the first failure: the statement's, its commit's, or the session's."""
+    """Return the first failure: the failure of the statement, of its commit, or of the session."""
     return next((one for one in results if one.status not in _DONE), None)
 
 

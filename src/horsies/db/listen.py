@@ -1,8 +1,8 @@
 """LISTEN: a connection that receives notifications, reconnects by itself, and reports gaps.
 
-A notification is only a hint. Notifications sent while the connection is down are lost, so every
-reconnect is reported as a gap, and the owner reads the tables again. The owner is one thread or one
-selector loop; nothing here is shared.
+A notification is only a hint. Notifications sent while the connection is down are lost. So every
+reconnect is reported as a gap, and the owner then reads the tables again. The owner is a single thread or
+selector loop, and nothing here is shared between threads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAST_RETRY_SECONDS = 5.0
 
 
 class Received(NamedTuple):
-    """The (channel, payload) pairs received since the last call."""
+    """The pairs (channel, payload) received since the last call."""
 
     notifications: Sequence[tuple[str, str]] = ()
     # True after a (re)connect: notifications may have been lost, so read the tables.
@@ -38,13 +38,13 @@ class Inbox:
     """Received notifications that the owner has not taken yet.
 
     Notifications sent by the server process ``ignore_pid`` are dropped, except on the channels in
-    ``kept``; ``delivered`` counts them as well.
+    ``kept``; ``delivered`` counts dropped notifications as well.
     """
 
     ignore_pid: int | None = None
     kept: Sequence[str] = ()
     delivered: int = 0
-    # The prefix of the channels in this schema; owners use the plain names.
+    # The prefix of this schema's channels; owners use the channel names without it.
     _prefix: str = ""
     _queue: list[tuple[int, str, str]] = field(default_factory=list)
 
@@ -52,8 +52,8 @@ class Inbox:
         return len(self._queue)
 
     def subscribe(self, connection: Connection[Any], channels: Sequence[str]) -> None:
-        """LISTEN on these channels; notifications that arrive with a statement's answer are received as
-        well.
+        """LISTEN on these channels, and handle notifications that arrive together with the answer to a
+        statement.
         """
         self._prefix = channel_prefix(installation_of(connection).schema)
         connection.add_notify_handler(lambda note: self._keep(note.pid, note.channel, note.payload))
@@ -102,7 +102,7 @@ class Listener:
     _retry_seconds: float = FIRST_RETRY_SECONDS
 
     def open(self) -> None:
-        """Connect and subscribe; errors are raised."""
+        """Connect and subscribe to the channels; errors are raised."""
         connection = self.connect()
         try:
             self.inbox.subscribe(connection, self.channels)
@@ -114,7 +114,7 @@ class Listener:
         self._retry_at = time.monotonic() + FIRST_RETRY_SECONDS
 
     def fileno(self) -> int:
-        """Return the socket to wait on, or -1 while the connection is down."""
+        """Return the socket to wait for, or -1 while the connection is down."""
         if self.connection is None or self.connection.closed:
             return -1
         return self.connection.pgconn.socket
@@ -123,11 +123,11 @@ class Listener:
         """Return the time until ``receive`` can reconnect, or None while connected."""
         if self.connection is None:
             return max(0.0, self._retry_at - time.monotonic())
-        return 0.0 if self.connection.closed else None  # a statement found the connection closed
+        return 0.0 if self.connection.closed else None  # a statement found that the connection was closed
 
     def has_notifications(self) -> bool:
-        """Check for notifications that came with the answer to a statement on this connection, because
-        the socket will not become readable for them.
+        """Take notifications that arrived with the answer to a statement on this connection. The socket
+        does not become readable for them.
         """
         if self.connection is not None:
             self.inbox.collect(self.connection.pgconn)
@@ -159,7 +159,7 @@ class Listener:
     def _lose(self, error: Exception) -> None:
         self.failure = error
         if self.connection is not None:
-            # The next call may reconnect immediately, unless the connection was opened just now.
+            # Let the next call reconnect immediately, unless the connection was opened just now.
             self.connection.close()
             self.connection = None
             return
@@ -167,7 +167,7 @@ class Listener:
         self._retry_seconds = min(self._retry_seconds * 2, LAST_RETRY_SECONDS)
 
     def close(self) -> None:
-        """Close the connection; only ``receive`` opens another one."""
+        """Close the connection. Only a call of ``receive`` opens a new one."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None
@@ -186,7 +186,7 @@ def is_connection_alive(connection: Connection[Any], inbox: Inbox) -> bool:
 def free_notification_queue(connection: Connection[Any]) -> None:
     """Free the part of the server's notification queue that every listening session has read.
 
-    A full queue stays full after the session that blocked it has ended: the server truncates the queue
+    The queue stays full even after the session that blocked it has ended. The server truncates the queue
     only in this function and after a commit with a notification, which a full queue rejects.
     """
     connection.execute("SELECT pg_catalog.pg_notification_queue_usage()", prepare=False)
@@ -198,8 +198,8 @@ def receives_own_notification(
     """Prove that LISTEN works: notify ourselves and wait for the notification.
 
     A pooler in transaction mode accepts LISTEN but never delivers anything, so only a received
-    notification is proof. A second connection sends it, because a connection that notifies itself
-    receives the notification with the answer to its own statement, even behind a pooler.
+    notification is proof. A second connection sends the notification, because a connection that notifies
+    itself receives it with the answer to its own statement, even behind a pooler.
     """
     channel = f"horsies_echo_{new_id().replace('-', '')}"
     with connect() as connection, connect() as sender:

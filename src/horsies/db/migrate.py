@@ -1,19 +1,21 @@
 """Schema migrations: numbered SQL files and replaceable function files, under one advisory lock.
 
-The first process to use a database brings it up to date. If twenty processes start at once, they take
-turns holding the lock, and all but the first find nothing to do.
+The first process that uses a database brings its schema up to date. If twenty processes start at the same
+time, they wait for the lock one after another, and all but the first find nothing to do.
 
-Files in ``migrations`` create and change tables. Each is applied once, in order, forward only. Files in
-``functions`` only replace functions and triggers; all of them are applied after a new migration. A
-migration may therefore drop a function that a release renames or whose parameters it changes.
+Files in ``migrations`` create and change tables. Each of them is applied once, in order, and never
+undone. Files in ``functions`` only replace functions and triggers; all of them are applied after a new
+migration. So if a release renames a function or changes its parameters, the migration can simply drop the
+old one.
 
-The schema version is the number of the last migration. A release that changes a function file also adds
-a migration, even if it only contains a comment, so the version rises with every change. If the
-functions differ although the version is the same, only ``horsies migrate`` replaces them: two releases
-that each replaced the other's functions would do so forever.
+The schema version is the number of the last migration. A release that changes a function file also adds a
+migration, even if it only contains a comment, so the version rises with every change. If the functions
+differ although the version is the same, only ``horsies migrate`` replaces them. Otherwise, the processes
+of two releases would replace each other's functions again and again.
 
-An older release never changes a newer schema. It works with a newer schema that lists it as compatible:
-migrations only add, and functions that statements call keep their names and parameters.
+An older release never changes a newer schema. It can work with a newer schema that declares the older
+release compatible, because migrations only add objects, and functions that statements call keep their
+names and parameters.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ from horsies.db.schema import (
 
 logger = logging.getLogger("horsies.schema")
 
-# A constant, not a hash of the URL: two spellings of one database must exclude each other, and advisory
-# locks are per database anyway.
+# The key is a constant, not a hash of the URL: processes with two spellings of the same database URL must
+# exclude each other, and advisory locks are per database anyway.
 MIGRATION_LOCK_KEY = 0x686F727369657301
 # The oldest schema version whose release works with this release's tables and functions.
 OLDEST_COMPATIBLE = 1
@@ -78,7 +80,7 @@ SELECT attname FROM pg_catalog.pg_attribute
 WHERE attrelid = pg_catalog.to_regclass(%s) AND attnum > 0 AND NOT attisdropped
 """
 
-# By way of JSON, because a schema of version 1 lacks the last column.
+# The row is read as JSON, because a schema of version 1 lacks the last column.
 _READ_RECORD = """
 SELECT kind, version, name, sha, (to_jsonb(record) ->> 'oldest_compatible')::integer
 FROM horsies_migrations AS record
@@ -103,8 +105,8 @@ WHERE held.granted AND held.pid <> pg_backend_pid()
 ORDER BY activity.xact_start LIMIT 5
 """
 
-# A process that waited for the lock must see the changes its holder committed, even if the database
-# defaults to a stricter level with one snapshot for the whole transaction.
+# A process that waited for the lock must see the changes that its previous holder committed, even if the
+# database defaults to an isolation level with one snapshot for the whole transaction.
 _ISOLATION = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _PATH = f"SET LOCAL search_path = {SAFE_SEARCH_PATH}"
 _LOCK_TIMEOUT = f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"
@@ -116,7 +118,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One SQL file of the schema; a function file's version is its position among the function files."""
+    """One SQL file of the schema. A function file's version is its position among the function files."""
 
     version: int
     name: str
@@ -142,17 +144,16 @@ class Migration:
 
     @property
     def sha(self) -> str:
-        """The digest that shows whether a function file, or the way its names are qualified, has changed.
-
-        Every process compares the digests when it starts; qualifying the texts for this purpose took 40
-        ms.
+        """The digest that shows whether a function file has changed, or the way in which its names are
+        qualified. Every process compares the digests when it starts; qualifying all texts for this
+        purpose took 40 ms.
         """
         return sha256(f"{QUALIFYING_RULES}{self.sql}".encode()).hexdigest()
 
 
 class UnusableSchemaError(Exception):
-    """The schema belongs to another program or to a release that excludes this one, or it cannot be
-    created.
+    """The schema belongs to another program or to a release that is incompatible with this one, or it
+    cannot be created.
     """
 
 
@@ -161,7 +162,7 @@ class SchemaBusyError(psycopg.OperationalError):
 
 
 class SchemaMissingError(UnusableSchemaError):
-    """The tables are missing or older than this release, and this process must not change them."""
+    """The tables are missing or older than this release, and this process may not change them."""
 
 
 def known_migrations() -> Sequence[Migration]:
@@ -187,7 +188,7 @@ _FUNCTIONS = _read_files("functions", "function")
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """A schema's applied files, and its compatibility with older releases."""
+    """A schema's applied files, and whether older releases can work with it."""
 
     digests: Mapping[tuple[str, int], str]
     # The applied migrations by version.
@@ -200,7 +201,7 @@ class _Record:
 
 
 def prepare_schema(database: Database) -> None:
-    """Bring the schema up to date; raise if it is outdated and this process must not change it."""
+    """Bring the schema up to date; raise an error if it is outdated and this process may not change it."""
     with database.connect("schema", session=True) as connection:
         record = (
             _patiently(connection, partial(_read_record, connection))
@@ -222,7 +223,7 @@ def pending_migrations(
 ) -> Sequence[Migration]:
     """Return the files that this database lacks and, with ``replaces``, the functions that differ.
 
-    Raises UnusableSchemaError if the database excludes this release.
+    Raises UnusableSchemaError if this release cannot work with the database.
     """
     return _pending(_read_record(connection), replaces=replaces)
 
@@ -230,8 +231,8 @@ def pending_migrations(
 def missing_migrations(applied: Iterable[int]) -> tuple[Migration, ...]:
     """Return this release's migrations that are not among the applied versions.
 
-    A version below the highest one may be missing: a development branch can apply its migrations out of
-    order. The highest number alone says nothing about the others.
+    A version below the highest applied one may be missing, because a development branch can apply its
+    migrations out of order. So the highest number alone does not show that all lower ones were applied.
     """
     versions = set(applied)
     return tuple(one for one in _MIGRATIONS if one.version not in versions)
@@ -255,8 +256,8 @@ def _pending(record: _Record, *, replaces: bool = False) -> Sequence[Migration]:
 
 
 def _refuse_renamed(record: _Record) -> None:
-    """Reject a number that names another migration; it comes from a branch whose numbers changed when
-    it was merged.
+    """Reject a database in which this version number is a different migration. It comes from a branch
+    whose numbers changed when it was merged.
     """
     for one in _MIGRATIONS:
         name = record.names.get(one.version, one.name)
@@ -278,7 +279,7 @@ def _refuse_holes(record: _Record, missing: Sequence[Migration]) -> None:
 
 
 def _titles(missing: Sequence[Migration]) -> str:
-    """The names of the first five migrations, for a message."""
+    """Return the names of the first five migrations, for a message."""
     names = ", ".join(one.title for one in missing[:5])
     return f"migration {names}" + (", ..." if len(missing) > 5 else "")
 
@@ -293,7 +294,7 @@ def _refuse_incompatible(record: _Record) -> None:
 
 
 def require_current_schema(connection: Connection[Any]) -> None:
-    """Raise unless the tables match this release; for processes that change no schema."""
+    """Raise an error unless the tables match this release; for processes that do not change the schema."""
     record = _read_record(connection)
     missing = _pending(record)
     if len(missing) == len(known_migrations()):
@@ -314,9 +315,8 @@ def require_current_schema(connection: Connection[Any]) -> None:
 
 
 def apply_migrations(connection: Connection[Any], *, replaces: bool = False) -> Sequence[Migration]:
-    """Bring the database up to date in one transaction and return what was applied.
-
-    A connection that is in a transaction stays in it.
+    """Bring the database up to date in one transaction and return what was applied. If the connection is
+    already in a transaction, that transaction stays open.
     """
     if not _patiently(connection, partial(pending_migrations, connection, replaces=replaces)):
         return ()
@@ -324,10 +324,10 @@ def apply_migrations(connection: Connection[Any], *, replaces: bool = False) -> 
 
 
 def _patiently(connection: Connection[Any], act: Callable[[], Value]) -> Value:
-    """Call ``act`` in its own transaction, again and again while another session's lock blocks it.
+    """Call ``act`` in its own transaction, and repeat it while another session's lock blocks it.
 
-    The wait for a lock is split into short attempts, so that other sessions can work in between. The first
-    one that fails logs who holds the lock.
+    The wait for a lock is split into short attempts, so that other sessions can work in between. The
+    first attempt that fails logs which session holds the lock.
     """
     if not connection.autocommit or connection.info.transaction_status != TransactionStatus.IDLE:
         return act()
@@ -398,7 +398,7 @@ def _create_schema(connection: Connection[Any], schema: str) -> None:
 
 
 def _describe_blockers(connection: Connection[Any]) -> str:
-    """Name the sessions in the way, the oldest first, and the way to end that one."""
+    """Name the blocking sessions, the oldest first, and how to end the oldest one."""
     schema = installation_of(connection).schema
     found = connection.execute(
         _FIND_BLOCKERS, {"schema": schema, "key": _migration_lock(schema)}
@@ -434,8 +434,8 @@ def _read_record(connection: Connection[Any]) -> _Record:
     if not found:
         tables = sorted(object_names() - {MIGRATIONS_TABLE})
         for (relation,) in connection.execute(_FIND_TABLE, (schema, tables)):
-            # Another process may have migrated between the two statements; the record is created
-            # together with the tables.
+            # Another process may have migrated the schema between the two statements; the record of
+            # migrations is created together with the tables.
             found = _recorded(connection, schema)
             if not found:
                 raise foreign_table(relation)
@@ -446,7 +446,9 @@ def _read_record(connection: Connection[Any]) -> _Record:
 
 
 def _recorded(connection: Connection[Any], schema: str) -> list[tuple[Any, ...]]:
-    """The rows of the migration record; none if it does not exist or contains no migration."""
+    """Return the rows of the migration record; no rows if the record does not exist or contains no
+    migration.
+    """
     table = in_schema(MIGRATIONS_TABLE, schema)
     columns = {name for (name,) in connection.execute(_RECORD_COLUMNS, (table,))}
     if columns and not columns >= {"kind", "version", "name", "sha"}:
@@ -463,7 +465,7 @@ def _recorded(connection: Connection[Any], schema: str) -> list[tuple[Any, ...]]
 
 
 def foreign_table(table: str) -> UnusableSchemaError:
-    """Return the error for a table that has one of our names but no migration record."""
+    """Return the error for a table that has one of our names although there is no migration record."""
     return UnusableSchemaError(
         f"The table {table} in this database was made by another program, such as the horsies 0.5.4 of the "
         "public package index, or by a development version; use another database or schema, or drop its "

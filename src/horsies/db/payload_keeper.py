@@ -1,8 +1,8 @@
-"""PayloadKeeper: large payload of one database, in its own table or in a store outside the database.
+"""PayloadKeeper: stores the large payload of one database, in its own table or in a store outside the
+database.
 
-The row of an object is written first, in its own commit, then the object, then the row of the task that
-has the reference. Whatever is interrupted in between leaves an object without a task, which the sweep
-deletes.
+The order of writes is: first the object's row, in its own commit; then the object; then the task's row,
+which refers to it. An interruption in between leaves an object without a task, which the sweep deletes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from horsies.payload_store import TABLE_STORE, PayloadStore, TableStore
 if TYPE_CHECKING:
     from horsies.db.database import Database
 
-# How old an object without a task must be: the transaction of its send may be open for this long.
+# The minimum age at which the sweep deletes an object without a task, because the transaction of its send
+# may be open for this long.
 ORPHAN_SECONDS = 24 * 3600.0
 # How many objects one statement checks or deletes.
 SWEEP_BATCH = 500
@@ -42,14 +43,14 @@ class PayloadKeeper:
         store = database.config.store
         self._store: PayloadStore | None = None if isinstance(store, TableStore) else store
         self.above_bytes = database.config.store_above_bytes
-        # What was stored before an application has moved to another store stays readable.
+        # Payload that was stored before the application changed to another store stays readable.
         self.store_ids: Collection[str] = [
             TABLE_STORE,
             *([] if self._store is None else [self._store.store_id]),
         ]
 
     def put(self, owner_id: str, data: bytes) -> tuple[str, str]:
-        """Keep an object and return its store and its name."""
+        """Store an object and return the store and the object's name."""
         name, store = new_id(), self._store
         store_id = TABLE_STORE if store is None else store.store_id
         body = data if store is None else None
@@ -63,7 +64,7 @@ class PayloadKeeper:
         return store_id, name
 
     def get(self, store_id: str, name: str) -> bytes | None:
-        """Return an object; None if there is none of this name."""
+        """Return an object; None if no object has this name."""
         if store_id == TABLE_STORE:
             with self._database.payload_pool().connection() as connection:
                 rows = read_payload.fetch(connection, name)
@@ -76,7 +77,9 @@ class PayloadKeeper:
             raise _unreachable(store_id, "does not answer", error) from error
 
     def delete_released(self) -> int:
-        """Delete one batch of objects outside the database that have no owner any more; return how many."""
+        """Delete one batch of objects outside the database that no longer have an owner; return their
+        number.
+        """
         if self._store is None:
             return 0
         with self._database.payload_pool().connection() as connection:

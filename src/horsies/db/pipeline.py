@@ -1,9 +1,9 @@
-"""Pipeline: several statements in one round trip and one transaction. Every worker turn uses it.
+"""Pipeline: several statements in one round trip and one transaction.
 
-Equivalent to psycopg's pipeline without a BEGIN, but one level lower: prepared statements over libpq's
-pipeline mode, parameters as text, rows through psycopg's own loaders. A turn takes about one
-millisecond in all; psycopg's cursors and generators would account for 0.45 ms of it, while this module
-takes 0.1 ms. Schedulers use it as well, one statement at a time.
+Every worker turn uses it. It does the same as psycopg's pipeline without a BEGIN, but one level lower:
+prepared statements over libpq's pipeline mode, parameters as text, rows through psycopg's own loaders. A
+turn takes about one millisecond in all. psycopg's cursors and generators would account for 0.45 ms of
+that; this module takes 0.1 ms. Schedulers use it as well, one statement at a time.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ Answer = TypeVar("Answer")
 _Frame: TypeAlias = tuple[tuple[bytes, ...], tuple[bytes, ...]]
 _NO_FRAME: _Frame = (), ()
 _INSIDE: _Frame = (), (b"COMMIT",)
-# Accessing an enum member takes 0.1 to 0.5 µs, and a turn needs some ten of them.
+# Constants, because accessing an enum member takes 0.1 to 0.5 µs, and a turn needs about ten of them.
 _CONNECTED, _SYNC, _ROWS = ConnStatus.OK, ExecStatus.PIPELINE_SYNC, ExecStatus.TUPLES_OK
 _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
 # How long a cancel request may take.
 CANCEL_SECONDS = 2.0
-# The server accepts messages of up to a gigabyte, including the lengths and formats of parameters.
+# The server accepts messages of up to a gigabyte, which includes the lengths and formats of parameters.
 MESSAGE_BYTES_MAX = 1024 * 1024 * 1024 - 64 * 1024
-# A statement's time limit does not end a COMMIT, so a group is cancelled when its answer is late by
-# this much, or by its whole limit.
+# A statement's time limit does not end a COMMIT, so a group is cancelled too: when its answer is later
+# than the time limit by this much, or by the limit itself if that is shorter.
 COMMIT_SECONDS = 5.0
 # Behind a pooler, the server ends a statement after this share of the wait for an answer, so that it
 # can give a reason.
@@ -65,8 +65,9 @@ WAIT_SECONDS = 0.1
 class _Prepared:
     """The names of the statements that the session has prepared.
 
-    ``is_growing``: the current group prepares one for the first time. If that group fails inside a
-    transaction, the session may have it or not: ``is_doubtful``.
+    ``is_growing`` means that the current group prepares a statement for the first time. If that group
+    fails inside a transaction, the session may or may not have the statement: then ``is_doubtful`` is
+    set.
     """
 
     names: set[bytes] = field(default_factory=set)
@@ -78,10 +79,10 @@ class Pipeline:
     """Runs groups of statements on one connection, each group as one transaction.
 
     Without ``prepared`` (behind a pooler in transaction mode) every statement is parsed each time. A
-    group that gets no answer for ``timeout_seconds`` is cancelled and raises; None waits as long as the
-    connection lives. With ``logged`` the statements' names and durations are logged.
-    With ``inside`` a group is the end of a transaction that the caller has begun by ``command``: it commits
-    after the last statement, and nothing commits if one fails.
+    group that gets no answer for ``timeout_seconds`` is cancelled and raises an error; with None it waits
+    as long as the connection lives. With ``logged`` the statements' names and durations are logged. With
+    ``inside`` each group is the end of a transaction that the caller has begun with ``command``: the
+    group ends with a COMMIT, and nothing commits if a statement fails.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Pipeline:
         inside: bool = False,
     ) -> None:
         self.connection = connection
-        # Opens a second session, which checks why this one does not answer.
+        # Opens a second session, which finds out why the first session does not answer.
         self._connect = connect
         self.timeout_seconds = self._patience_seconds = timeout_seconds
         # Whether the current group took too long and was cancelled.
@@ -114,7 +115,8 @@ class Pipeline:
         self.meanwhile: Callable[[], None] | None = None
         # The error that ended reading from the socket.
         self._break: OperationalError | None = None
-        # Created without the connection, because behind a pooler its settings belong to the last transaction.
+        # The transformer is created without the connection, because behind a pooler the connection's
+        # settings are those of the last transaction.
         self._transformer = Transformer(None)
         self.round_trips = 0
         self.statements = 0
@@ -127,12 +129,12 @@ class Pipeline:
         session_settings: str | None = None,
         limits: Limits = NO_LIMITS,
     ) -> Pipeline:
-        """Connect. ``session_settings`` apply only without a pooler, where the session is ours alone;
-        the lock limit applies only behind a pooler.
+        """Connect to the database.
 
-        A pooler accepts every statement immediately and keeps it while the database is down, by default
-        for two minutes, so TCP never reports the dead server: here ``tcp_user_timeout_ms`` limits the
-        wait.
+        ``session_settings`` apply only without a pooler, where the session belongs to this process alone;
+        the lock limit applies only behind a pooler. A pooler accepts every statement immediately and
+        keeps it while the database is down, by default for two minutes, so TCP never notices that the
+        server is dead. For this reason ``tcp_user_timeout_ms`` limits the wait behind a pooler.
         """
         config, options = database.config, None
         is_pooled = config.pgbouncer_transaction_mode
@@ -149,22 +151,23 @@ class Pipeline:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it is unknown which statements the session has prepared: only a new session helps."""
+        """Whether it is unknown which statements the session has prepared; only a new session solves this."""
         return self._prepared is not None and self._prepared.is_doubtful
 
     @property
     def is_midway(self) -> bool:
-        """Whether a group was given up before its answer arrived: only a new session helps."""
+        """Whether a group was abandoned before its answer arrived; only a new session solves this."""
         return self.connection.pgconn.pipeline_status != PipelineStatus.OFF
 
     @property
     def sender_pid(self) -> int | None:
-        """The server process that sends our notifications; unknown behind a pooler."""
+        """The server process that sends our notifications; it is unknown behind a pooler."""
         return None if self._prepared is None else self.connection.pgconn.backend_pid
 
     def run(self, steps: Sequence[Step], timeout_seconds: float | None = None) -> list[list[Any]]:
-        """Execute the statements in order and return each one's rows; they apply together or not at
-        all. ``timeout_seconds`` shortens the wait for this group's answer.
+        """Execute the statements in order and return the rows of each; either all of them apply or none.
+
+        ``timeout_seconds`` shortens the wait for this group's answer.
         """
         self._patience_seconds = self.timeout_seconds
         if timeout_seconds is not None:
@@ -208,13 +211,14 @@ class Pipeline:
             raise error_from_result(failure)
 
     def run_script(self, script: Script[Answer]) -> Answer:
-        """Run a script, each of its statements in its own transaction; return its answer."""
+        """Run a script, with each of its statements in its own transaction, and return its answer."""
         return drive(lambda statement, params: self.run([(statement, params)])[0], script)
 
     def _exchange(self, pgconn: PGconn, steps: Sequence[Step]) -> list[PGresult]:
-        """Send the statements and return their results. Behind a pooler, whose sessions keep no
-        settings, they are wrapped in BEGIN and COMMIT. An error at the commit is returned as one more
-        result.
+        """Send the statements and return their results.
+
+        Behind a pooler, sessions keep no settings, so the statements are wrapped in BEGIN and COMMIT. An
+        error at the commit is returned as one more result.
         """
         before, after = self._frame
         payloads = self._installation.payloads
@@ -257,8 +261,8 @@ class Pipeline:
         return 2
 
     def _flush(self, pgconn: PGconn) -> None:
-        """Write everything while reading: with large texts in both directions, the server and we would
-        otherwise each wait for the other to read.
+        """Write all data and read at the same time. With large texts in both directions, the server and
+        this process would otherwise wait for each other to read.
         """
         while pgconn.flush():
             if not self._wait(pgconn, select.POLLIN | select.POLLOUT):
@@ -294,21 +298,21 @@ class Pipeline:
             self._next_result(pgconn)  # the None that ends this error
 
     def _next_result(self, pgconn: PGconn) -> PGresult | None:
-        # get_result() would wait by itself, but without handling signals and while holding the GIL.
+        # get_result() could wait too, but it would not handle signals, and it would hold the GIL.
         while pgconn.is_busy():
             if not self._wait(pgconn, select.POLLIN):
                 break
         return pgconn.get_result()
 
     def _wait(self, pgconn: PGconn, events: int) -> bool:
-        """Wait for the socket; False if it is closed and only buffered input is left."""
+        """Wait for the socket; return False if it is closed and only buffered input remains."""
         self._poller.register(pgconn.socket, events)
         ready = self._first_event(self._patience_seconds)
         while not ready and self._waits_for_standby():
             ready = self._first_event(self._patience_seconds)
         if not ready:
-            # Without a cancel request, the abandoned group could still be applied much later. A
-            # reachable server answers the request with an error, and the session continues.
+            # Send a cancel request, because otherwise the server could apply the abandoned group much
+            # later. A reachable server answers the request with an error, and the session continues.
             self._has_cancelled = True
             with suppress(Error):
                 self.connection.cancel_safe(timeout=CANCEL_SECONDS)
@@ -325,7 +329,8 @@ class Pipeline:
         return True
 
     def _waits_for_standby(self) -> bool:
-        """Whether the server has committed the group and is waiting for a synchronous standby.
+        """Return whether the server has committed the group locally and is waiting for a synchronous
+        standby.
 
         A cancel request would end that wait, and a commit that no standby has received would count as a
         success. Behind a pooler the server process is unknown.
@@ -341,7 +346,9 @@ class Pipeline:
         return row is not None and tuple(row) == ("SyncRep",)
 
     def _first_event(self, remaining: float | None) -> list[tuple[int, int]]:
-        """Wait for a socket event and call ``meanwhile``; the result is empty after ``remaining`` seconds."""
+        """Wait for a socket event and call ``meanwhile`` in between. The result is empty after
+        ``remaining`` seconds.
+        """
         while True:
             slice_seconds = WAIT_SECONDS if remaining is None else min(WAIT_SECONDS, remaining)
             ready = self._poller.poll(slice_seconds * 1000)
@@ -353,7 +360,7 @@ class Pipeline:
                 self.meanwhile()
 
     def _loss(self, pgconn: PGconn, result: PGresult | None) -> Error:
-        """Return the server's reason for closing the connection, or else the client's error."""
+        """Return the server's reason for closing the connection, or the client's error if there is none."""
         if result is not None and result.error_field(DiagnosticField.SQLSTATE):
             return error_from_result(result)
         return self._break or OperationalError(pgconn.get_error_message())
@@ -373,19 +380,19 @@ class Pipeline:
                     if self._prepared is not None:
                         self._prepared.is_doubtful = self._prepared.is_growing
                     raise error_from_result(result)
-                # Nothing in this group was applied, and its PREPAREs may have been undone as well. This
-                # statement itself is not prepared, which psycopg would do at its fifth use.
+                # Nothing in this group was applied, and the PREPAREs in it may have been undone as well.
+                # This statement must not be prepared itself, which psycopg would do at its fifth use.
                 if self._prepared is not None:
                     try:
                         self.connection.execute("DEALLOCATE ALL", prepare=False)
-                    except Error as error:  # unknown PREPAREs: only a new session helps
+                    except Error as error:  # it is unknown what is prepared: only a new session helps
                         raise OperationalError(f"the session is in doubt: {error}") from error
                     self._prepared = _Prepared()
-                # a transaction opened by BEGIN; without one, this sends nothing
+                # rolls back a transaction opened by BEGIN; without one, nothing is sent
                 self.connection.rollback()
                 failure = error_from_result(result)
                 if is_notification_queue_full(failure):
-                    with suppress(Error):  # the next group raises the same error
+                    with suppress(Error):  # the next group fails with the same error
                         free_notification_queue(self.connection)
                 if self._has_cancelled and isinstance(failure, QueryCanceled):
                     raise QueryCanceled(self._silence())
@@ -396,7 +403,9 @@ class Pipeline:
 
 
 def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]) -> None:
-    """Raise for a statement so large that the server would close the connection without giving a reason."""
+    """Raise an error for a statement so large that the server would close the connection without giving a
+    reason.
+    """
     if sum(map(len, filter(None, chain.from_iterable(texts)))) <= MESSAGE_BYTES_MAX:
         return  # all of them together are small enough
     for (statement, _), values in zip(steps, texts, strict=True):
@@ -409,7 +418,9 @@ def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]
 
 
 def _answer_seconds(tcp_timeout_ms: int, limits: Limits, is_pooled: bool) -> float | None:
-    """How long to wait for an answer; without a pooler, the connection itself reports when it is lost."""
+    """Return how long to wait for an answer. Without a pooler there is no limit, because the connection
+    itself reports when it is lost.
+    """
     if is_pooled and tcp_timeout_ms:
         return tcp_timeout_ms / 1000
     if limits.statement_ms is None:
@@ -421,8 +432,8 @@ def _answer_seconds(tcp_timeout_ms: int, limits: Limits, is_pooled: bool) -> flo
 def _pooled_frame(
     timeout_seconds: float | None, limits: Limits, server_version: int
 ) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-    """The commands around a group of statements; a lock or a statement must time out before the whole
-    group does.
+    """Return the commands around a group of statements. The time limits of locks and statements must be
+    shorter than the limit of the whole group.
     """
     answer_ms = math.inf if timeout_seconds is None else 1000 * timeout_seconds
     settings = {"lock_timeout": str(round(min(limits.lock_ms, answer_ms / 2)))}
@@ -439,12 +450,12 @@ def _send_plain(pgconn: PGconn, command: bytes) -> int:
 
 
 def given_options(url: str) -> str:
-    """Return the options in effect, apart from ours: those in the URL replace PGOPTIONS."""
+    """Return the options in effect, without those of this library: options in the URL replace PGOPTIONS."""
     in_address = conninfo_to_dict(url).get("options")
     return str(os.environ.get("PGOPTIONS", "") if in_address is None else in_address)
 
 
 def _transient_failure(results: Iterable[PGresult]) -> Error | None:
-    """Return the server's last error before the connection broke, such as its shutdown."""
+    """Return the server's last error before the connection broke, such as a shutdown of the server."""
     failures = (error_from_result(result) for result in results if result.status in _FAILED)
     return next((error for error in failures if is_transient(error)), None)

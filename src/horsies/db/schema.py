@@ -1,9 +1,11 @@
-"""The schema that holds all tables and functions: its name is written into every SQL statement.
+"""The schema that contains all tables and functions: its name is written into every SQL statement.
 
-The ``.sql`` files use plain names and run in psql as they are. Before a statement is sent,
+The ``.sql`` files use names without a schema, so that they also run in psql. Before a statement is sent,
 ``in_schema`` qualifies the names, so that no statement depends on a search_path, even in a caller's
-transaction. Two installations in one database have different schemas, and so their notification
-channels and advisory lock keys differ as well. In the default schema, channels and keys are unchanged.
+transaction.
+
+Two installations in one database have different schemas, so their notification channels and advisory lock
+keys also differ. In the default schema, channels and keys have no prefix.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from importlib.resources import files
 
 from horsies.database_url import DEFAULT_SCHEMA, channel_prefix
 
-# Functions and sessions resolve operators, casts and unqualified functions only here. If other users
-# could create objects in one of these schemas, they could run code as any role that touches a task.
+# Functions and sessions resolve operators, casts and unqualified function names only in these schemas. If
+# other users could create objects in one of these schemas, they could run code as any role that changes a
+# task.
 SAFE_SEARCH_PATH = "pg_catalog, pg_temp"
 MIGRATIONS_TABLE = "horsies_migrations"
 
@@ -25,7 +28,7 @@ _CREATED = re.compile(
     r"(?:IF NOT EXISTS )?(horsies_\w+)",
     re.MULTILINE,
 )
-# Comments, literals and quoted names stay as they are; function bodies are part of the text.
+# Comments, literals and quoted names are not changed; function bodies are changed like other text.
 _TOKEN = re.compile(
     r"""--[^\n]* | /\*.*?\*/ | \b[eE]'(?:\\.|[^'\\])*' | '[^']*' | "[^"]*"
     | (?P<body>\bAS\s+\$\$) | (?P<notify>\bpg_notify\() | (?P<lock>\b175134859[56]\b)
@@ -34,7 +37,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
-# Changing these rules changes the text of functions, and so their recorded digests.
+# Changing these rules changes the text of the functions, and therefore their recorded digests.
 QUALIFYING_RULES = f"{_TOKEN.pattern} {SAFE_SEARCH_PATH} "
 
 
@@ -53,8 +56,8 @@ def object_names() -> frozenset[str]:
 
 
 def in_schema(text: str, schema: str) -> str:
-    """Return the SQL text with this schema's names, channels and locks, and with functions that set
-    their own search_path.
+    """Return the SQL text with this schema's names, channels and locks. Functions in the text set their
+    own search_path.
     """
 
     def replaced(token: re.Match[str]) -> str:
@@ -62,7 +65,7 @@ def in_schema(text: str, schema: str) -> str:
         match token.lastgroup:
             case "name" if found in object_names():
                 return f'"{schema}".{found}'
-            case "index":  # only CREATE INDEX takes a plain name
+            case "index":  # CREATE INDEX takes only an unqualified name
                 return f'{found}"{schema}".'
             case "body":
                 return f"SET search_path = {SAFE_SEARCH_PATH} {found}"
@@ -77,7 +80,7 @@ def in_schema(text: str, schema: str) -> str:
 
 
 def lock_key(schema: str, plain_key: int, *, bits: int) -> int:
-    """A schema's advisory lock key; ``plain_key`` is the key in the default schema."""
+    """Return a schema's advisory lock key; ``plain_key`` is the key in the default schema."""
     if schema == DEFAULT_SCHEMA:
         return plain_key
     digest = sha256(f"{schema}:{plain_key}".encode()).digest()

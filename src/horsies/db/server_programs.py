@@ -1,9 +1,9 @@
 """The embedded PostgreSQL's programs, in a directory where the server's user can run them.
 
 Root's server runs as another user, which often cannot enter the virtual environment, because home
-directories are closed to others. The programs are public, so they are copied to a directory owned by
-root and named after the digest of their contents. Other users cannot write there, and no existing
-directory's mode is changed.
+directories are closed to other users. The programs contain no secrets, so they are copied to a directory
+that belongs to root and is named after the digest of its contents. Other users cannot write there, and
+the mode of existing directories is not changed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if sys.platform != "win32":
 ROOT_HOME = Path("/var/lib/horsies")
 # The package's own limit of 10 seconds is too short for a busy machine.
 _TIMEOUT_SECONDS = 60
-# initdb and pg_ctl put program paths between double quotes for a shell.
+# initdb and pg_ctl put the paths of programs between double quotes, for a shell.
 _NOT_FOR_SHELLS = re.compile(r'["$`\\\n]')
 _PARTIAL_PREFIX = ".partial-"
 _UNUSED_SECONDS = 7 * 24 * 3600
-# Relative names and the files themselves.
+# The names of the files relative to their directory, and the files themselves.
 Files = Mapping[str, Path]
 
 
@@ -59,15 +59,15 @@ def run_program(
     except subprocess.CalledProcessError as error:
         if "invalid locale settings" not in error.output:
             raise
-        # The environment names a locale that this machine lacks, as can happen after ssh from another
+        # The environment names a locale that this machine lacks, which can happen after ssh from another
         # machine.
         options["env"] |= {"LC_ALL": "C"}
         return _run(command, options)
 
 
 def _run(command: Sequence[str], options: Mapping[str, Any]) -> str:
-    # Not a pipe, because a server that pg_ctl started would keep it open. Not in the working directory,
-    # because the server's user may not be able to enter it.
+    # The output does not go to a pipe, because a server that pg_ctl started would keep the pipe open. The
+    # working directory is not used, because the server's user may not be able to enter it.
     with tempfile.TemporaryFile() as output:
         done = subprocess.run(  # noqa: S603
             command,
@@ -89,7 +89,9 @@ def _run(command: Sequence[str], options: Mapping[str, Any]) -> str:
 
 @cache
 def usable_programs(installed: Path) -> Path:
-    """Return a directory with these programs for the server's user: the installed one, or a copy."""
+    """Return a directory with these programs for the server's user: the directory where they are
+    installed, or a copy.
+    """
     files = _program_files(installed)
     if _is_usable(installed, files):
         return installed
@@ -110,8 +112,8 @@ def usable_programs(installed: Path) -> Path:
 
 
 def _base(installed: Path) -> Path:
-    """Return the directory that contains the package and its libraries, which programs find by relative
-    paths.
+    """Return the directory that contains the package and its libraries, which the programs find by
+    relative paths.
     """
     return installed.parents[2]
 
@@ -142,7 +144,7 @@ def _is_usable(installed: Path, files: Files) -> bool:
 
 
 def _is_readable(path: Path) -> bool:
-    """Return whether every user may read this file, and run it if its owner may."""
+    """Return whether every user may read this file and, if its owner may run it, run it too."""
     mode = path.stat().st_mode
     wanted = stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0)
     return mode & wanted == wanted
@@ -175,7 +177,7 @@ def _homes() -> list[Path]:
 
 
 def _copy(files: Files, home: Path, name: str) -> Path:
-    """Return the copy with this name, created by the first process that needs it."""
+    """Return the copy with this name. The first process that needs the copy creates it."""
     _make_home(home)
     copy = home / name
     if not _is_complete(copy, files):
@@ -188,7 +190,9 @@ def _copy(files: Files, home: Path, name: str) -> Path:
 
 
 def _make_home(home: Path) -> None:
-    """Create the directory; reject one that another user could write to, or where programs cannot run."""
+    """Create the directory. Reject a directory that another user could write to, or where programs cannot
+    run.
+    """
     for directory in (*reversed(home.parents), home):
         if not directory.exists():
             _make_directory(directory)
@@ -204,8 +208,8 @@ def _make_home(home: Path) -> None:
 
 
 def _make_directory(directory: Path) -> None:
-    """Create a directory that the server's user can enter. A directory that already exists is left
-    alone, because it may be another user's link.
+    """Create a directory that the server's user can enter. An existing directory is not changed, because
+    it may be another user's link.
     """
     try:
         directory.mkdir()
@@ -231,7 +235,7 @@ def _is_private(directory: Path, *, is_last: bool) -> bool:
 
 @contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    # Not the directory itself, because any user could open it and keep it locked.
+    # The directory itself is not locked, because any user could open it and keep it locked.
     descriptor = os.open(home / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if sys.platform != "win32":
@@ -242,7 +246,9 @@ def _lock(home: Path) -> Iterator[None]:
 
 
 def _is_complete(copy: Path, files: Files) -> bool:
-    """Return whether all files exist: a machine crash or a clean-up of /tmp may have removed some."""
+    """Return whether all files exist, because some may have been lost in a crash of the machine or in a
+    clean-up of /tmp.
+    """
     try:
         return all(
             (copy / name).stat().st_size == path.stat().st_size for name, path in files.items()

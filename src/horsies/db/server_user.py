@@ -1,5 +1,5 @@
-"""The user that runs the embedded PostgreSQL; for root it is another user, because PostgreSQL refuses
-to run as root.
+"""The user that runs the embedded PostgreSQL. For root it is another user, because PostgreSQL refuses to
+run as root.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from horsies.errors import ConfigurationError, ErrorCode
 if sys.platform != "win32":
     import pwd
 
-# The package's user for a server that root starts.
+# The user that the package creates for a server that root starts.
 SERVER_USER = "pgserver"
 _CREATION_ATTEMPTS = 20
 _CREATION_PAUSE_SECONDS = 0.25
-# The rest of root's environment may contain secrets, and the server's user can read the environment of
-# its own processes.
+# Only these variables of root's environment are passed on. The others may contain secrets, and the
+# server's user can read the environment of its own processes.
 _SHARED_VARIABLES = ("PATH", "TMPDIR", "TZ", "TZDIR", "LANG", "LANGUAGE", "LD_LIBRARY_PATH")
 
 
@@ -50,7 +50,7 @@ def user_name() -> str:
 
 def switch_options(user: str | None) -> dict[str, Any]:
     """Return the ``subprocess`` options for running one of the server's programs, without root's groups."""
-    # PGPORT, for example, would become the server's port.
+    # PGPORT, for example, would become the port of the server.
     environment = {name: text for name, text in os.environ.items() if not name.startswith("PG")}
     if user is None or sys.platform == "win32":
         return {"env": environment}

@@ -1,11 +1,11 @@
 """Named SQL statements with typed parameters and rows.
 
 Every statement lives in a ``.sql`` file under ``db/statements``, below a ``-- name:`` heading, and is
-declared once in the catalogue module of the same name. The declaration is a function without a body:
-its parameters are those of the SQL, and its return annotation is the type of one row, a named tuple or
-a dataclass. Loading fails if a statement and its declaration do not match, so a search for the name
-finds SQL, declaration and caller. Parameters that travel through the code as one value, such as the row
-of a send, are a named tuple.
+declared once in the catalogue module of the same name. The declaration is a function without a body: its
+parameters are the parameters of the SQL, and its return annotation is the type of one row, a named tuple
+or a dataclass. The module cannot be imported if a statement and its declaration do not match. So a search
+for the name finds the SQL, the declaration and the callers. Parameters that the code handles as one
+value, such as the row of a send, are a named tuple.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from horsies.db.database import Installation, installation_of
 from horsies.db.schema import in_schema
 from horsies.encryption import Payloads, masked, masked_text
 
-# A statement's parameters. Its rows are named tuples; rows that are part of the public API may be
-# dataclasses.
+# Type variables: a statement's parameters, and one of its rows. Rows are named tuples; rows that are part
+# of the public API may be dataclasses.
 P = ParamSpec("P")
 Row = TypeVar("Row")
 Answer = TypeVar("Answer")
@@ -58,7 +58,7 @@ class Nothing(NamedTuple):
 
 
 class Statement(Generic[P, Row]):
-    """One SQL statement. Calling it with its parameters gives a step of a script or pipeline."""
+    """One SQL statement. A call with the statement's parameters returns a step of a script or pipeline."""
 
     def __init__(
         self, name: str, text: str, signature: Callable[P, object], row_type: type[Row]
@@ -72,17 +72,17 @@ class Statement(Generic[P, Row]):
         defaults: tuple[Any, ...] = getattr(signature, "__defaults__", None) or ()
         self._defaults = dict(zip(self.parameters[::-1], defaults[::-1], strict=False))
         self.has_rows = bool(field_names(row_type))
-        # The places of parameters and columns that are annotated as payload.
+        # The positions of the parameters and columns that are annotated as payload.
         self._sent_payload = _SentPayload.of(signature, self.parameters)
         self._read_payload = _ReadPayload.of(row_type)
-        # Parameters that `bound` has written into the text, as literals.
+        # Parameters that `bound` has replaced by literals in the text.
         self._constants: dict[str, str] = {}
         self._queries: dict[str, bytes] = {}
         self._numbered: dict[str, bytes] = {}
         self.make_row: Callable[[Sequence[Any]], Row] = (
             (lambda values: row_type(*values))
             if is_dataclass(row_type)
-            # What a named tuple's `_make` does, without a Python call for each row.
+            # The same as a named tuple's `_make`, without a Python call for each row.
             else partial(tuple.__new__, row_type)  # type: ignore[type-var]
         )
         self._row_factory = args_row(row_type)
@@ -98,10 +98,11 @@ class Statement(Generic[P, Row]):
         return self, args
 
     def bound(self, **constants: Any) -> Statement[Any, Row]:
-        """Return this statement with some parameters inlined as literals, so that no execution sends them.
+        """Return this statement with some parameters inlined as literals, so that they are not sent with
+        each execution.
 
-        For values that a session does not change: writing, sending and reading a parameter takes both
-        sides about 1 µs.
+        This is useful for values that do not change in a session: writing, sending and reading a
+        parameter costs about 1 µs in all.
         """
         found = copy(self)
         found._constants = {name: _literal(value) for name, value in constants.items()}
@@ -112,7 +113,7 @@ class Statement(Generic[P, Row]):
         return found
 
     def query(self, schema: str = DEFAULT_SCHEMA) -> bytes:
-        """Return the text with this schema's names, in psycopg's form."""
+        """Return the text with this schema's names, in the form that psycopg takes."""
         if (known := self._queries.get(schema)) is None:
             text = in_schema(self.text, schema)
             for name, literal in self._constants.items():
@@ -121,14 +122,14 @@ class Statement(Generic[P, Row]):
         return known
 
     def numbered(self, schema: str = DEFAULT_SCHEMA) -> bytes:
-        """Return the text with ``$n`` for the parameters, PostgreSQL's own form."""
+        """Return the text with ``$n`` for the parameters, which is PostgreSQL's own form."""
         if (known := self._numbered.get(schema)) is None:
             known = self._numbered[schema] = _numbered(self.query(schema).decode(), self.parameters)
         return known
 
     def stored(self, params: tuple[Any, ...], payloads: Payloads | None) -> tuple[Any, ...]:
-        """Return the parameters with the payload among them encrypted, if there is a codec, and large payload
-        replaced by references, if there is a store.
+        """Return the parameters in the form in which they are stored: payload is encrypted if there is a
+        codec, and large payload is replaced by references if there is a store.
         """
         if payloads is None or not self._sent_payload.places:
             return params
@@ -148,14 +149,14 @@ class Statement(Generic[P, Row]):
     async def stored_async(
         self, params: tuple[Any, ...], payloads: Payloads | None
     ) -> tuple[Any, ...]:
-        """``stored`` without blocking the event loop while a store answers."""
+        """Like ``stored``, but without blocking the event loop while a store answers."""
         if payloads is None or self._sent_payload.owner is None or not payloads.has_store:
             return self.stored(params, payloads)
         return await asyncio.to_thread(self.stored, params, payloads)
 
     def read(self, rows: list[Row], payloads: Payloads | None) -> list[Row]:
-        """Return the rows with the payload in them decrypted, as far as the codec has the keys; texts that
-        are shown to people are masked otherwise, or if their store does not answer.
+        """Return the rows with their payload decrypted, as far as the codec has the keys. Texts that are
+        shown to people are masked if they cannot be decrypted or if their store does not answer.
         """
         columns, has_masks = self._read_payload
         if not columns or (payloads is None and not has_masks):
@@ -163,7 +164,7 @@ class Statement(Generic[P, Row]):
         return [self._read_row(row, payloads) for row in rows]
 
     async def read_async(self, rows: list[Row], payloads: Payloads | None) -> list[Row]:
-        """``read`` without blocking the event loop while a store answers."""
+        """Like ``read``, but without blocking the event loop while a store answers."""
         if payloads is None or not self._read_payload.columns or not payloads.has_store:
             return self.read(rows, payloads)
         return await asyncio.to_thread(self.read, rows, payloads)
@@ -195,7 +196,7 @@ class Statement(Generic[P, Row]):
         return _NAMED_PARAMETER.sub("%s", text), tuple(values[name] for name in names)
 
     def rows(self, found: Iterable[Sequence[Any]]) -> list[Row]:
-        """Return another driver's rows as this statement's rows."""
+        """Return rows of another driver as rows of this statement."""
         return [self.make_row(values) for values in found] if self.has_rows else []
 
     def texts(self, params: tuple[Any, ...]) -> list[bytes | None]:
@@ -214,8 +215,8 @@ class Statement(Generic[P, Row]):
     ) -> list[Row]:
         """Execute on a synchronous connection and return the rows, if the statement returns any.
 
-        ``within`` is the installation if it differs from the connection's own. Behind a pooler, the
-        statement runs in a transaction with the settings that a session cannot keep.
+        ``within`` is the installation, if it is not the one of the connection. Behind a pooler, sessions
+        keep no settings, so the statement runs in a transaction that begins with them.
         """
         installation = within or installation_of(connection)
         payloads = installation.payloads
@@ -285,8 +286,8 @@ class StatementFile:
         self.statements: dict[str, Statement[Any, Any]] = {}
 
     def statement(self, signature: Callable[P, Row]) -> Statement[P, Row]:
-        """Declare the statement with this name: its parameters, and the type of its rows; None for no
-        rows.
+        """Declare the statement with this name: its parameters and the type of its rows, or None if it
+        returns no rows.
         """
         function: Any = signature
         row_name = function.__annotations__["return"]
@@ -296,7 +297,7 @@ class StatementFile:
     def declare(
         self, name: str, params_type: Callable[P, tuple[Any, ...]], row_type: type[Row]
     ) -> Statement[P, Row]:
-        """Declare a statement whose parameters are a single value, a named tuple."""
+        """Declare a statement whose parameters form a single value, a named tuple."""
         return self._declared(name, params_type, row_type)
 
     def _declared(
@@ -309,7 +310,7 @@ class StatementFile:
         return statement
 
     def complete(self) -> None:
-        """Raise if a statement in the file was never declared."""
+        """Raise an error if a statement in the file was never declared."""
         undeclared = sorted(set(self.texts) - set(self.statements))
         if undeclared:
             raise LookupError(f"{self.file_name}: no declaration for {', '.join(undeclared)}")
@@ -323,8 +324,8 @@ def parameter_names(signature: Callable[..., object]) -> tuple[str, ...]:
 
 
 class _SentPayload(NamedTuple):
-    """The places of the parameters that hold payload, with whether it is that of several rows, and the place
-    of its owner.
+    """The positions of the parameters that contain payload, each with a flag for payload of several rows;
+    and the position of the owner's id.
     """
 
     places: dict[int, bool]
@@ -346,8 +347,8 @@ def _with_owner(stored: Callable[[str, str], str], owner: str, text: str) -> str
 
 
 class _PayloadColumn(NamedTuple):
-    """How a column is read. One that people see has a mask; it ``must_answer`` if a program or a search
-    depends on it.
+    """How a payload column is read. A column that is shown to people has a mask. ``must_answer`` is set
+    if a program or a search needs the value, so that a store that does not answer is an error.
     """
 
     mask: Callable[[str], str] | None = None
@@ -362,7 +363,7 @@ class _PayloadColumn(NamedTuple):
             return text
 
 
-# By a word in its annotation, the first that is found.
+# The column kinds by a word in the annotation; the first word that occurs is used.
 _COLUMNS = {
     "ShownText": _PayloadColumn(masked_text),
     "ShownPayload": _PayloadColumn(masked, must_answer=False),
@@ -372,7 +373,7 @@ _COLUMNS = {
 
 
 class _ReadPayload(NamedTuple):
-    """The columns that hold payload, and whether some are masked."""
+    """The columns that contain payload, and whether any of them are masked."""
 
     columns: dict[str, _PayloadColumn]
     has_masks: bool
@@ -380,7 +381,8 @@ class _ReadPayload(NamedTuple):
     @classmethod
     def of(cls, row_type: type[Any]) -> _ReadPayload:
         annotations = {name: str(one) for name, one in row_type.__annotations__.items()}
-        # The annotations of public rows name no such types.
+        # The annotations of public row types do not contain these names, so such types list their shown
+        # texts.
         annotations |= dict.fromkeys(getattr(row_type, "_shown_texts", ()), "ShownText")
         columns = {
             name: column
@@ -391,7 +393,7 @@ class _ReadPayload(NamedTuple):
 
 
 def _each_text(change: Callable[[str], str], value: Any) -> Any:
-    """Change a text, or each text of an array; None stays."""
+    """Change a text, or each text of an array; None stays None."""
     if isinstance(value, str):
         return change(value)
     return value if value is None else [_each_text(change, one) for one in value]
@@ -412,28 +414,29 @@ def _numbered(text: str, names: tuple[str, ...]) -> bytes:
 
 
 def _literal(value: Any) -> str:
-    """Write a value as a literal without a type, which means the same as a parameter of this text."""
+    """Write a value as an untyped literal, which means the same as a parameter with this text."""
     text = _WRITERS[type(value)](value)
     if text is None:
         return "NULL"
-    # Without any percent sign, which would begin a parameter.
+    # The literal must not contain a percent sign, which would begin a parameter.
     escaped = text.decode().replace("\\", r"\\").replace("'", "''").replace("%", r"\x25")
     return f"E'{escaped}'"
 
 
 def _written(value: Any) -> bytes:
-    """Write a value of any other type, such as a time or an enum member."""
+    """Write a value of a rare type, such as a time or an enum member."""
     return _encoded(_plain(value))
 
 
 def _plain(value: Any) -> str:
-    """Return a value's text; an enum member counts as its value."""
+    """Return a value's text; for an enum member, the text of its value."""
     if isinstance(value, str):
         return str.__str__(value)
     return int.__repr__(value) if isinstance(value, int) else str(value)
 
 
-# For arrays that recur, such as a worker's queues. Typed, because True equals 1 but has a different text.
+# Caches arrays that recur, such as a worker's queues. The cache is typed, because True equals 1 but has a
+# different text.
 @lru_cache(maxsize=256, typed=True)
 def _constant_array(*values: Any) -> bytes:
     return _array(values)
@@ -446,7 +449,7 @@ def _array(values: Sequence[Any]) -> bytes:
     if kinds == _INTEGERS:
         return f"{{{','.join(map(repr, values))}}}".encode()
     if kinds == _TEXTS:
-        # All texts are escaped at once: no text contains the NUL between them.
+        # All texts are escaped at once, joined by NUL characters, which no text contains.
         joined = "\0".join(values)
         if joined.count("\0") == len(values) - 1:
             if '"' in joined or "\\" in joined:
@@ -480,8 +483,8 @@ def _encoded(text: str) -> bytes:
 
 
 _INTEGERS, _TEXTS = {int}, {str}
-# Selected by exact type: a turn writes about thirty values, and a chain of checks for each one took 7 %
-# of its time.
+# The writer is selected by the exact type: a turn writes about thirty values, and a chain of type checks
+# for each value took 7 % of the turn's time.
 _WRITERS: dict[type, Callable[[Any], bytes | None]] = defaultdict(
     lambda: _written,
     {
@@ -506,14 +509,14 @@ def one_or_none(rows: list[Row]) -> Row | None:
     return rows[0] if rows else None
 
 
-# A script decides which statements to run and never waits; the functions below do the waiting. So the
-# synchronous and asynchronous methods share the same logic.
+# A script decides which statements to run but never waits; the functions below do the waiting. In this
+# way the synchronous and asynchronous methods share the same logic.
 Step = tuple[Statement[Any, Any], Any]
 Script = Generator[Step, list[Any], Answer]
 
 
 def read_rows(step: tuple[Statement[Any, Row], Any]) -> Script[list[Row]]:
-    """A script with one statement, whose rows are the answer."""
+    """A script with one statement. Its answer is the list of that statement's rows."""
     rows: list[Row] = yield step
     return rows
 
@@ -557,7 +560,7 @@ def drive(execute: Execute, script: Script[Answer], *, logged: bool = False) -> 
 async def drive_async(
     execute: ExecuteAsync, script: Script[Answer], *, logged: bool = False
 ) -> Answer:
-    """``drive`` without blocking the event loop."""
+    """Like ``drive``, but without blocking the event loop."""
     rows: Any = None
     try:
         while True:
@@ -571,7 +574,7 @@ async def drive_async(
 
 @contextmanager
 def log_statements(steps: Iterable[Step]) -> Iterator[None]:
-    """Log the names and total duration of statements sent in one round trip, never their values."""
+    """Log the names and the total duration of statements sent in one round trip, but never their values."""
     started, verb = time.perf_counter(), "failed after"
     try:
         yield

@@ -1,9 +1,10 @@
-"""The session in which a task writes, and in which its outcome is recorded: ``tx.connection``.
+"""The session in which a task writes and in which the library records the task's outcome:
+``tx.connection``.
 
-Unlike the library's own sessions it has the settings of the database and the role, so that a task's SQL
-finds its tables. The library begins the transaction, records the outcome as its last statements and
-commits; the task itself can only roll back part of it, to a savepoint. The child's next task uses the
-session again, with its settings reset.
+Unlike the library's other sessions, this session has the settings of the database and the role, so that a
+task's SQL finds its tables. The library begins the transaction, executes the statements that record the
+outcome last, and commits. The task itself can only roll back part of the transaction, to a savepoint. The
+child's next task uses the session again, after its settings were reset.
 """
 
 from __future__ import annotations
@@ -37,16 +38,17 @@ from horsies.db.statements.transactions import require_mark, use_session_role
 from horsies.errors import TransactionMisuse
 
 ROLE = "child-tx"
-# If a child dies during a long statement, the statement continues: the server checks for its client
-# this often. Until then, the transaction's locks are held and the task is not recovered.
+# How often the server checks whether the client of a running statement still exists. If a child dies
+# during a long statement, the server continues the statement until the next check. Until then, the
+# transaction's locks are held and the task is not recovered.
 CLIENT_CHECK_MS = 1_000
-# How long a session may be idle between the recorded outcome and COMMIT.
+# How long a session may be idle between recording the outcome and the COMMIT.
 IDLE_AFTER_RECORD_MS = 2_000
-# How long a statement that a stop has interrupted may take to end.
+# How long the server may take to end a statement that a stop has interrupted.
 CANCEL_SECONDS = 1.0
 # Undoes the previous task's settings, role, temporary tables, cursors, channels and locks. This is a
-# separate transaction, though in the same message: DISCARD takes a snapshot, after which the task could
-# not choose its isolation level.
+# separate transaction, though in the same message, because DISCARD takes a snapshot, after which the task
+# could no longer choose its isolation level.
 _CLEAN = (
     b"BEGIN; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DISCARD TEMP; CLOSE ALL; UNLISTEN *; "
     b"SELECT pg_catalog.pg_advisory_unlock_all(); COMMIT; "
@@ -82,8 +84,9 @@ _REASONS = {
     "END": _BY_ITSELF,
     "DEALLOCATE ALL": "the session holds prepared statements of the library; name the statement",
 }
-# A statement that ends the transaction: a rollback to a savepoint does not. One behind a semicolon, in a
-# function or below psycopg is found by the mark of the transaction, after the fact.
+# Matches a statement that ends the transaction; a rollback to a savepoint does not end it. If a task ends
+# the transaction behind a semicolon, in a function, or below psycopg, the missing mark of the transaction
+# reveals this afterwards.
 _ENDING = re.compile(
     r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*"
     r"(commit|end|abort|rollback(?!\s+(?:(?:work|transaction)\s+)?to\b)|prepare\s+transaction"
@@ -93,7 +96,9 @@ _ENDING = re.compile(
 
 
 class _Loan:
-    """How long a task may use its session: until its function has returned, and only in its own process."""
+    """The period in which a task may use its session: until its function has returned, and only in its
+    own process.
+    """
 
     __slots__ = ("_pid", "is_over")
 
@@ -117,7 +122,7 @@ def _refuse(what: str) -> NoReturn:
 
 
 def _refuse_end(query: Any) -> None:
-    """Refuse a statement that would end the transaction, or keep the library from it."""
+    """Refuse a statement that would end the transaction or take the library's prepared statements away."""
     if isinstance(query, bytes):
         query = query.decode(errors="replace")
     elif isinstance(query, Composable):
@@ -161,17 +166,18 @@ class AsyncTaskCursor(AsyncCursor[Any]):
 
 
 class TaskConnection(Connection[Any]):
-    """The session as its task sees it: the library ends the transaction, and then the loan.
+    """The session as the task sees it. Only the library ends the transaction, and then the loan of the
+    session.
 
-    It shares the state of the library's connection. A thread or a coroutine that outlives the task
-    keeps this object, so that it reaches neither the session's next task nor a session without a
-    transaction.
+    This object shares the state of the library's connection. A thread or a coroutine that outlives the
+    task still has this object, but can no longer use it to reach the session, neither during the next
+    task nor outside a transaction.
     """
 
     loan: _Loan
 
     def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
-        self.loan.check()  # every psycopg statement passes through here, with the connection locked
+        self.loan.check()  # every psycopg statement passes through here, while the connection is locked
         return super().wait(gen, *arguments, **options)
 
     def cancel(self) -> None:
@@ -236,15 +242,15 @@ View = TypeVar("View", TaskConnection, AsyncTaskConnection)
 
 
 class SessionConnection(OwnConnection):
-    """The library's end of a session for task transactions."""
+    """The library's own connection object of a session for task transactions."""
 
-    # Between two transactions, its sessions belong to other clients.
+    # Whether a pooler gives the server's sessions to other clients between two transactions.
     is_pooled = False
     # Whether a task has used the session.
     is_used = False
-    # At which use psycopg prepares a statement of a task.
+    # The number of uses after which psycopg prepares a task's statement.
     prepares_at: int | None = None
-    # Runs the library's own statements.
+    # The pipeline for the library's own statements.
     own: Pipeline
 
 
@@ -257,14 +263,14 @@ class AsyncSessionConnection(AsyncOwnConnection):
 
 
 class Recorded(NamedTuple):
-    """Whether the last statement has matched a row; if the transaction cannot commit, why."""
+    """Whether the last statement returned a row, and why the transaction cannot commit, if it cannot."""
 
     problem: str | None
     is_owned: bool = False
 
 
 class TaskSession:
-    """One attempt's session: from BEGIN to COMMIT or ROLLBACK."""
+    """The session of one attempt, from BEGIN to COMMIT or ROLLBACK."""
 
     def __init__(self, connection: SessionConnection, mark: str) -> None:
         self._connection = connection
@@ -284,11 +290,13 @@ class TaskSession:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the session has ended, and its transaction with it."""
+        """Whether the session was lost, and its transaction with it."""
         return _is_lost(self._connection)
 
     def end_loan(self) -> str | None:
-        """Cut the task off from its connection; return why its transaction cannot commit, or None."""
+        """End the task's access to its connection. Return the reason why the transaction cannot commit,
+        or None.
+        """
         if not self._connection.lock.acquire(blocking=False):
             return _BUSY
         try:
@@ -298,15 +306,15 @@ class TaskSession:
         return _problem_of(self._connection, self.lent)
 
     def finish(self, steps: Sequence[Step]) -> None:
-        """Execute the statements that record the outcome, and COMMIT, in one round trip.
+        """Execute the statements that record the outcome, and the COMMIT, in one round trip.
 
-        The last one checks that nothing but the outcome of this attempt is committed: otherwise it
-        fails and the server skips the COMMIT; ``refusal_of`` has the reason.
+        The last statement checks that only the outcome of this attempt is committed. If the check fails,
+        the statement raises an error and the server skips the COMMIT; ``refusal_of`` returns the reason.
         """
         self._connection.own.run([_SESSION_ROLE, *steps])
 
     def record(self, steps: Sequence[Step]) -> Recorded:
-        """Execute statements of the library before ``commit``, if their rows decide about it."""
+        """Execute statements of the library before ``commit``, if their rows decide whether to commit."""
         try:
             for statement, params in [require_mark(self._mark), *steps]:
                 rows = statement.run(self._connection, params)
@@ -318,13 +326,15 @@ class TaskSession:
         self._connection.own.command(b"COMMIT")
 
     def give_up(self) -> None:
-        """Roll back without raising; if the session cannot, it is closed, and the server rolls back."""
+        """Roll back without raising an error. If the session cannot roll back, it is closed, so that the
+        server rolls back.
+        """
         self._loan.is_over = True
         connection, pgconn = self._connection, self._connection.pgconn
         if connection.own.is_doubtful or pgconn.pipeline_status != PipelineStatus.OFF:
             pgconn.finish()
         with suppress(psycopg.Error):
-            # A stop interrupted a statement, or one of the task's threads is in the middle of one.
+            # A stop interrupted a statement, or one of the task's threads is executing one.
             if pgconn.transaction_status == TransactionStatus.ACTIVE:
                 connection.cancel_safe(timeout=CANCEL_SECONDS)
             elif pgconn.transaction_status != TransactionStatus.IDLE:
@@ -395,11 +405,11 @@ class AsyncTaskSession:
             async with asyncio.timeout(2 * CANCEL_SECONDS):
                 if (
                     connection.lock.locked()
-                ):  # one of the task's coroutines is in the middle of a statement
+                ):  # a coroutine of the task is executing a statement
                     await connection.cancel_safe(timeout=CANCEL_SECONDS)
                 is_open = pgconn.transaction_status != TransactionStatus.IDLE
                 if is_open and pgconn.pipeline_status == PipelineStatus.OFF:
-                    await connection.rollback()  # waits for the lock
+                    await connection.rollback()  # waits for the connection's lock
         self.abandon()
 
     def abandon(self) -> None:
@@ -409,7 +419,8 @@ class AsyncTaskSession:
         if pgconn.transaction_status == TransactionStatus.IDLE and pgconn.status == ConnStatus.OK:
             return
         if pgconn.status == ConnStatus.OK:
-            # A coroutine that still waits for its socket would wait for the next file with this number.
+            # A coroutine that still waits for this socket would otherwise wait for the next file with the
+            # same number.
             loop = asyncio.get_running_loop()
             loop.remove_reader(pgconn.socket)
             loop.remove_writer(pgconn.socket)
@@ -420,7 +431,7 @@ AnyTaskSession: TypeAlias = TaskSession | AsyncTaskSession
 
 
 def _forget_task(connection: SessionConnection | AsyncSessionConnection) -> None:
-    """Undo what the previous task has changed in psycopg's part of the session."""
+    """Undo the changes that the previous task made to psycopg's state of the session."""
     connection._notice_handlers.clear()
     connection._notify_handlers.clear()
     connection._notifies_backlog = deque()
@@ -429,7 +440,7 @@ def _forget_task(connection: SessionConnection | AsyncSessionConnection) -> None
 
 
 def _view(kind: type[View], connection: Any, loan: _Loan) -> View:
-    """A new object of this kind that shares a connection's state."""
+    """Return a new object of this kind that shares a connection's state."""
     view: Any = kind.__new__(kind)
     view.__dict__.update(connection.__dict__)
     view.loan = loan
@@ -440,25 +451,28 @@ def _view(kind: type[View], connection: Any, loan: _Loan) -> View:
 
 
 def _begin_command(mark: str, connection: SessionConnection | AsyncSessionConnection) -> bytes:
-    """The commands that begin a task's transaction, behind those that clean up after another task."""
+    """Return the commands that begin a task's transaction, preceded by those that clean up after another
+    task.
+    """
     first = _CLEAN if connection.is_used and not connection.is_pooled else b""
     connection.is_used = True
-    name = f"horsies:{ROLE} {mark.partition('/')[0]}"  # by which others find the session of a task
+    name = f"horsies:{ROLE} {mark.partition('/')[0]}"  # others find the session of a task by this name
     settings = f"SET LOCAL horsies.attempt = '{mark}'; SET LOCAL application_name = '{name}'"
     return first + f"BEGIN; {settings}".encode()
 
 
-# Precedes the statements that record an outcome.
+# Executed before the statements that record an outcome.
 _SESSION_ROLE = use_session_role()
-# The end of the error of a check. No other statement of a group has a cast that could fail with such a text.
+# Matches the end of a check's error. No other statement in the same group has a cast that could fail with
+# such a text.
 _REFUSED = re.compile(r'"horsies: (\w+)"$')
 _PROBLEMS = {"ended": ENDED_BY_TASK, "replica": _WITHOUT_TRIGGERS}
 LOST = "lost"
 
 
 def refusal_of(error: BaseException) -> str | None:
-    """Return why a check kept a transaction from its COMMIT: a problem, or LOST if another worker has the
-    task; None for another error.
+    """Return the reason why a check prevented the COMMIT: a sentence, or LOST if another worker has the
+    task. Return None for any other error.
     """
     text = error.diag.message_primary if isinstance(error, InvalidTextRepresentation) else None
     found = _REFUSED.search(text or "")
@@ -476,7 +490,7 @@ def _is_lost(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
 
 
 def _refuse_standby(connection: Connection[Any] | AsyncConnection[Any]) -> None:
-    """Close a session whose server takes no writes: after a failover, the next one may reach the primary."""
+    """Close a session whose server is read-only: after a failover, the next session may reach the primary."""
     if connection.pgconn.parameter_status(b"in_hot_standby") == b"on":
         connection.pgconn.finish()
         raise psycopg.OperationalError("the session leads to a standby, which takes no writes")
@@ -485,7 +499,7 @@ def _refuse_standby(connection: Connection[Any] | AsyncConnection[Any]) -> None:
 def _problem_of(
     connection: Connection[Any] | AsyncConnection[Any], lent: AnyTaskConnection
 ) -> str | None:
-    """Return why the transaction of a session that is not lost cannot commit, or None."""
+    """Return the reason why the transaction of a connected session cannot commit, or None."""
     if connection.pgconn.pipeline_status != PipelineStatus.OFF:
         return "it is in pipeline mode; leave the pipeline before the function returns"
     status = connection.pgconn.transaction_status
@@ -502,12 +516,14 @@ def _problem_of(
 
 
 def open_pool(database: Database, most: int) -> Pool:
-    """Return the pool for the transactions of a child's tasks; the child runs `most` tasks at a time."""
+    """Return the pool of sessions for the transactions of a child's tasks; the child runs up to `most`
+    tasks at a time.
+    """
     return Pool(lambda: _connect(database), _limits(database, most))
 
 
 def open_pool_async(database: Database, most: int) -> AsyncPool:
-    """``open_pool`` for the coroutines of one event loop."""
+    """Like ``open_pool``, but for the coroutines of one event loop."""
     return AsyncPool(lambda: _connect_async(database), _limits(database, most))
 
 
@@ -527,8 +543,8 @@ def _connect(database: Database) -> SessionConnection:
 
 
 def _keep_statements(connection: SessionConnection) -> None:
-    """After a DROP or a rollback psycopg deallocates the statements that it has prepared: those alone, not
-    the library's.
+    """Keep the library's prepared statements: after a DROP or a rollback, psycopg deallocates only those
+    that it has prepared itself.
     """
     statements = _OwnStatements()
     connection._prepared = statements

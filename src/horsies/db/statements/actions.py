@@ -1,4 +1,4 @@
-"""Catalogue of the record of changes made by people."""
+"""Catalogue of the statements on the record of changes made by people."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ ACTIONS = StatementFile("actions.sql")
 
 
 class ActionRow(NamedTuple):
-    """A change that a person made or tried to make.
-
-    ``outcome`` is ``done``, ``refused``, or ``unchanged`` if the change was already in effect.
-    ``detail`` is the reason that the person gave, or the sentence that explains the refusal.
+    """A change that a person made or tried to make. ``outcome`` is ``done``, ``refused``, or
+    ``unchanged`` if nothing had to be changed. ``detail`` is the reason that the person gave, or the
+    sentence that explains a refusal.
     """
 
     id: int

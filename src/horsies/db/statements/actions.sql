@@ -40,7 +40,7 @@ RETURNING id::text
 SELECT clock_timestamp() AS at
 
 -- name: judge_resends
--- Which of the tasks in an order would be refused because they were already sent again; by primary key and the index on
+-- How many of these tasks an order would refuse to send again, by reason; from the primary key and the index on
 -- original tasks.
 SELECT count(*) FILTER (WHERE workflow_id IS NOT NULL) AS in_workflow,
     count(*) FILTER (WHERE workflow_id IS NULL AND redacted_at IS NOT NULL) AS is_redacted,

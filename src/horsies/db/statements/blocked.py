@@ -1,4 +1,4 @@
-"""Statements for tasks and runs whose next change the database refuses."""
+"""Catalogue of the statements for tasks and runs whose next change the database refuses."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class BlockedRow:
     # "task" or "run".
     kind: str
     workflow_id: str | None
-    # The refused change: record, recover, expire, release, start, renew, claim.
+    # Which change was refused: record, recover, expire, release, start, renew or claim.
     action: str
     error: str
     worker_id: str | None
     since: datetime
     blocked_seconds: float
-    # The number of all blocked tasks and runs, including those beyond the limit.
+    # The number of all blocked tasks and runs, including those beyond the limit of the list.
     total: int
 
 
@@ -55,7 +55,7 @@ class UnheldTask(NamedTuple):
 
 
 class DueTask(NamedTuple):
-    """A task to claim, with its position in its queue, and its lane if it has a key."""
+    """A task to claim, with its position in its queue and, if the task has a key, its lane."""
 
     id: str
     workflow_id: str | None

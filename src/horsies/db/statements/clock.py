@@ -1,4 +1,6 @@
-"""Catalogue of the test clock: shift the stored times of waiting tasks, nodes and schedules."""
+"""Catalogue of the test clock's statements, which shift the stored times of waiting tasks, nodes and
+schedules.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read-only statements for the dashboard's panels, each with a bound."""
+"""Read-only statements for the dashboard's panels; each reads a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DASHBOARD = StatementFile("dashboard.sql")
 
 
 class RecentArrivals(NamedTuple):
-    """One queue's tasks that were sent within the covered seconds."""
+    """How many tasks were sent to one queue within the covered seconds."""
 
     queue_name: str
     covered_seconds: float
@@ -33,7 +33,7 @@ class DueTask(NamedTuple):
 
 
 class WorkerTask(NamedTuple):
-    """A task in flight: seconds since its start or claim, and since its newest heartbeat."""
+    """A task in flight, with the seconds since its start or claim and since its newest heartbeat."""
 
     id: str
     task_name: str
@@ -45,8 +45,8 @@ class WorkerTask(NamedTuple):
 
 
 class WorkerDetail(NamedTuple):
-    """``children``: each child's pid, rss_mb, private_mb, done, since, task_id; None before the first
-    snapshot.
+    """``children`` lists pid, rss_mb, private_mb, done, since and task_id of each child; None before the
+    first snapshot.
     """
 
     children: list[dict[str, Any]] | None
@@ -55,7 +55,7 @@ class WorkerDetail(NamedTuple):
 
 
 class NameMemory(NamedTuple):
-    """The memory of the children that run a task; None if there are none."""
+    """The memory of the children that run a task; the figures are None if no child runs it."""
 
     children: int
     p50_mb: float | None

@@ -16,7 +16,7 @@ class TableFound(NamedTuple):
 
 
 class AppliedFile(NamedTuple):
-    """A schema file as the database recorded it: a migration, or functions."""
+    """A schema file that was applied, as recorded in the database: a migration or a function file."""
 
     kind: str
     version: int
@@ -40,7 +40,9 @@ class IndexState(NamedTuple):
 
 
 class Silencer(NamedTuple):
-    """A place where session_replication_role = replica is set: on a role, the database, both, or neither."""
+    """A place where session_replication_role = replica is set: for a role, for a database, for both, or
+    for neither.
+    """
 
     role_name: str | None
     is_of_database: bool
@@ -49,7 +51,7 @@ class Silencer(NamedTuple):
 
 
 class ServerState(NamedTuple):
-    """The server's settings and load, and this session's role."""
+    """The server's settings and load, and the role of this session."""
 
     version: str
     version_number: int
@@ -60,7 +62,7 @@ class ServerState(NamedTuple):
     has_autovacuum: bool
     is_standby: bool
     is_read_only: bool
-    # How full the notification queue is, from 0 to 1.
+    # How full the notification queue is, as a number from 0 to 1.
     notification_usage: float
     connection_limit: int
     connections: int
@@ -71,7 +73,7 @@ class ServerState(NamedTuple):
 
 
 class TableState(NamedTuple):
-    """One table's size and statistics; ``options`` are its storage parameters."""
+    """Size and statistics of one table; ``options`` are its storage parameters."""
 
     name: str
     is_unlogged: bool
@@ -84,12 +86,12 @@ class TableState(NamedTuple):
 
 
 class XminHolder(NamedTuple):
-    """A session, replication slot or prepared transaction that keeps dead rows from vacuum."""
+    """A session, replication slot or prepared transaction that keeps vacuum from removing dead rows."""
 
     kind: str
     name: str
     detail: str
-    # None for a replication slot.
+    # None for a replication slot, which has no start time.
     seconds: float | None
     transactions: int
 
@@ -100,7 +102,7 @@ class ClaimIndex(NamedTuple):
 
 
 class WorkerRelease(NamedTuple):
-    """One worker's release, and its age."""
+    """The release that one worker runs, and the age of the worker."""
 
     worker_id: str
     version: str | None
@@ -108,7 +110,7 @@ class WorkerRelease(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """Task counts: held by workers that are gone, with a lapsed lease, past their deadline."""
+    """How many tasks belong to dead workers, have a lapsed lease, or are past their deadline."""
 
     ownerless: int
     lapsed: int
@@ -116,7 +118,7 @@ class Abandoned(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """A worker that another worker found dead."""
+    """A worker that another worker declared lost."""
 
     worker_id: str
     label: str
@@ -132,7 +134,9 @@ class Crashes(NamedTuple):
 
 
 class OverlongTask(NamedTuple):
-    """A task that has exceeded its time limit, runs for hours without a limit, or sends no heartbeats."""
+    """A task that has exceeded its time limit, has been running for hours without a limit, or sends no
+    heartbeats.
+    """
 
     id: str
     task_name: str

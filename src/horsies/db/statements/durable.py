@@ -14,7 +14,7 @@ DURABLE = StatementFile("durable.sql")
 
 
 class RecordStep(NamedTuple):
-    """A step to record, and the attempt that must still own the run."""
+    """A step to record, and the attempt that must still own the run for this."""
 
     worker_id: str
     task_id: Owner
@@ -29,7 +29,7 @@ class RecordStep(NamedTuple):
 
 
 class HoldRun(NamedTuple):
-    """The attempt that must still own the run."""
+    """The attempt that must own the run."""
 
     worker_id: str
     task_id: str
@@ -37,7 +37,7 @@ class HoldRun(NamedTuple):
 
 
 class RecordedStep(NamedTuple):
-    """A step as it is stored; ``left_seconds`` is the time until its ``due_at``."""
+    """A stored step; ``left_seconds`` is the time from now until its ``due_at``."""
 
     name: str
     position: int
@@ -52,7 +52,7 @@ class StepName(NamedTuple):
 
 
 class ParkTasks(NamedTuple):
-    """Runs that wait, as columns; the requests are JSON."""
+    """Runs to park, as columns; each request is JSON and describes what the run waits for."""
 
     worker_id: str | None
     ids: Sequence[str]
@@ -65,7 +65,7 @@ class ParkedTask(NamedTuple):
 
 
 class CleanUpRuns(NamedTuple):
-    """Attempts that may have ended by an accepted cancel, as columns."""
+    """Attempts that an accepted cancellation may have ended, as columns."""
 
     worker_id: str | None
     ids: Sequence[str]
@@ -88,7 +88,7 @@ class TakeSignal(NamedTuple):
 
 
 class TakenSignal(NamedTuple):
-    """The recorded step of a signal; without a kind, the run belongs to another attempt."""
+    """The recorded step of a signal. If ``kind`` is None, the run belongs to another attempt."""
 
     kind: str | None
     result: Payload | None
@@ -96,16 +96,18 @@ class TakenSignal(NamedTuple):
 
 
 class RunAnswer(NamedTuple):
-    """The effect of a change, or the status that prevents it; None without such a task."""
+    """The effect of a change, or the status that prevents the change; None if the task does not exist."""
 
     answer: str | None
 
 
 class RunRow(NamedTuple):
-    """A run; the columns from ``since`` to ``problem`` are None unless it is parked.
+    """A run of a durable function. The fields from ``since`` to ``problem`` are None unless the run is
+    parked.
 
-    ``is_durable`` and ``declared`` are what a worker has registered about its function: None if none has, and
-    None for a function that accepts signals of any name.
+    ``is_durable`` and ``declared`` are the settings of the function that a worker has registered. Both
+    are None if no worker has registered it; ``declared`` is also None if the function accepts signals of
+    any name.
     """
 
     task_name: str
@@ -145,7 +147,7 @@ class StepRow(NamedTuple):
 
 
 class ShownStep(NamedTuple):
-    """A step for a page; ``result`` is None if it is hidden, too large or missing."""
+    """A step for a page; ``result`` is None if the result is hidden, too large or missing."""
 
     name: str
     position: int
@@ -160,14 +162,16 @@ class ShownStep(NamedTuple):
 
 
 class ParkedCount(NamedTuple):
-    """Parked runs, and those that are held because their code does not fit their record."""
+    """The number of parked runs, and of runs that are held because their code does not fit their recorded
+    steps.
+    """
 
     parked: int
     held: int
 
 
 class LimitedRun(NamedTuple):
-    """Whether a run was cancelled for its deadline."""
+    """Whether a run was cancelled because of its deadline."""
 
     is_late: bool
 

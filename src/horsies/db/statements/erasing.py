@@ -13,7 +13,7 @@ ERASING = StatementFile("erasing.sql")
 
 
 class Erasable(NamedTuple):
-    """A task or run that an order may erase; ``is_part`` if it belongs to a run."""
+    """A task or run that an order may erase; ``is_part`` is set for a task that belongs to a run."""
 
     id: str
     status: str
@@ -30,7 +30,7 @@ class ErasedId(NamedTuple):
 
 
 class ErasedPart(NamedTuple):
-    """The root of an erased tree of runs, or a run or task below it."""
+    """The root of an erased tree of runs, or a run or task below such a root."""
 
     id: str
     is_root: bool
@@ -51,7 +51,7 @@ class CallPosition(NamedTuple):
 
 
 class FoundCall(NamedTuple):
-    """The arguments of a node that contain a text, and the root of its run."""
+    """The arguments of a node that contain a searched text, and the root of the node's run."""
 
     run_id: str
     task_index: int
@@ -73,7 +73,7 @@ class Definition(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A row with the rows that belong to it, as JSON text."""
+    """A row, together with the rows that belong to it, as JSON text."""
 
     document: str
 

@@ -64,38 +64,42 @@ class TaskFacts(NamedTuple):
     progress_total: float | None
     looked_at: datetime
     is_async: bool = False
-    # The wait of a durable function that is parked.
+    # What a parked run of a durable function waits for.
     parked_since: datetime | None = None
     parked_signals: Sequence[str] | None = None
     parked_children: Sequence[str] | None = None
     parked_problem: str | None = None
     lane_key: str | None = None
-    # NULL while its run is paused, even if the task has a key.
+    # The lane of the task's key. None while the task's run is paused, even if the task has a key.
     lane: int | None = None
     next_retry_at: datetime | None = None
-    # A run of a durable function, and whether it has recorded steps.
+    # Whether the task is a run of a durable function, and whether that run has recorded steps.
     is_durable: bool = False
     has_record: bool = False
-    # When a run is cancelled that has not ended, and whether that has happened.
+    # The deadline of a run that has not ended, and whether the run was cancelled because of the deadline.
     deadline: datetime | None = None
     is_late: bool = False
 
     @property
     def due_at(self) -> datetime:
-        """When it may start. A task that keeps its place among those of its key waits for its retry there."""
+        """When the task may start. A task with a key may keep its place in its lane while it waits for
+        its retry; then the time of the retry counts.
+        """
         if self.lane is None or self.next_retry_at is None:
             return self.enqueued_at
         return max(self.enqueued_at, self.next_retry_at)
 
     @property
     def is_held_back(self) -> bool:
-        """Whether its run or its record holds it back; tasks with keys are stored as held all the same."""
+        """Whether a paused run or a problem with recorded steps holds the task back. A task with a key is
+        always stored as held, which does not count here.
+        """
         return self.held and (self.lane is None or self.parked_problem is not None)
 
 
 class WantedTask(NamedTuple):
-    """The name of a task, or the definition key of the sub-workflow that an expansion needs; and the
-    task itself, if it exists.
+    """The name of a task, or the definition key of the sub-workflow that an expansion needs; and the id
+    of the task, if the task exists.
     """
 
     task_name: str | None
@@ -104,7 +108,7 @@ class WantedTask(NamedTuple):
 
 
 class Knowledge(NamedTuple):
-    """Whether an open worker knows a task, with which parameters, and why the call does not fit them."""
+    """Whether an open worker knows a task, and with which parameters; and why the call does not fit them."""
 
     worker_id: str
     knows_task: bool
@@ -120,7 +124,7 @@ class RecoverySettings(NamedTuple):
 
 
 class LastServer(NamedTuple):
-    """A worker that has ended."""
+    """A worker that has stopped."""
 
     worker_id: str
     name: str | None
@@ -131,7 +135,7 @@ class LastServer(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A task that occupies a place under the caps, and how many such tasks there are."""
+    """A task that occupies a place under the caps, and the number of such tasks."""
 
     id: str
     queue_name: str
@@ -141,7 +145,7 @@ class Place(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """How many due tasks of the same key, or without one, are ahead of a task, up to the count's limit, and
+    """How many due tasks with the same key, or without a key, start before a task, up to the limit; and
     how many keys of the queue have due tasks, counted up to 100.
     """
 
@@ -157,7 +161,7 @@ class Meter(NamedTuple):
 
 
 class DueCount(NamedTuple):
-    """A queue's waiting tasks, up to the count's limit."""
+    """The number of waiting tasks in a queue, counted up to the limit."""
 
     name: str
     due: int
@@ -175,7 +179,7 @@ class DueName(NamedTuple):
 
 
 class TaskSet(NamedTuple):
-    """The task names of some workers; None if they have not registered any."""
+    """The task names that some workers have registered; None if they have not registered any."""
 
     worker_ids: Sequence[str]
     task_names: Sequence[str] | None
@@ -200,7 +204,7 @@ class MapPlace(NamedTuple):
 
 
 class RunFacts(NamedTuple):
-    """One run and, if requested, one of its nodes; ``task_index`` is None for an unknown node."""
+    """One run and, if requested, one of its nodes; ``task_index`` is None if the run has no such node."""
 
     id: str
     name: str
@@ -224,7 +228,7 @@ class RunFacts(NamedTuple):
 
 
 class NodeFacts(NamedTuple):
-    """One node of a run with its task or its sub-run."""
+    """One node of a run with its task or its sub-workflow's run."""
 
     task_index: int
     node_id: str

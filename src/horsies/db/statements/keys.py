@@ -13,38 +13,40 @@ KEYS = StatementFile("keys.sql")
 
 
 class KeyState(NamedTuple):
-    """One key of a queue: its tasks, and the limits that hold for it."""
+    """One key of a queue, with its tasks and the limits that apply to it."""
 
     queue_name: str
     """The name of the queue."""
     key: str
     """The key."""
     due: int
-    """How many of its tasks are due, counted up to 1,000."""
+    """How many tasks with the key are due, counted up to 1,000."""
     first_due_at: datetime | None
-    """Since when the task that starts first is due; None without one."""
+    """Since when the task that starts first is due; None if no task is due."""
     in_flight: int
-    """How many of its tasks are claimed or running."""
+    """How many tasks with the key are claimed or running."""
     max_concurrency: int | None
-    """The most tasks in flight; None if there is no limit."""
+    """The maximum number of the key's tasks in flight; None if there is no limit."""
     rate_seconds: float | None
-    """The seconds between two starts under its rate; None without a rate."""
+    """The seconds between two starts under the key's rate; None if the key has no rate."""
     rate_burst: int | None
-    """How many tasks its rate lets start at once; None without a rate."""
+    """How many tasks may start immediately one after another under the key's rate; None if the key has no
+    rate.
+    """
     weight: float
-    """How many of its tasks start at its turn, on average."""
+    """How many tasks of the key start in each of its turns, on average."""
     is_fifo: bool
-    """Whether its tasks run one after the other."""
+    """Whether the key's tasks run one at a time, in the order in which they were sent."""
     halts: bool
-    """Whether a failure pauses the key."""
+    """Whether a failed task pauses the key."""
     is_own: bool
     """Whether limits were set for this key with ``app.keys.set``."""
     paused_at: datetime | None
-    """When it was paused, or None."""
+    """When the key was paused; None if it is not paused."""
     pause_reason: str | None
-    """Why it was paused; None without a reason."""
+    """Why the key was paused; None if no reason was given."""
     starts_at: datetime | None
-    """When its rate allows the next start; None without a rate or a start."""
+    """When the rate allows the next start; None if the key has no rate, or no task has started under it."""
 
     @property
     def is_paused(self) -> bool:

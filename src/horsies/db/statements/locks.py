@@ -12,10 +12,10 @@ LOCKS = StatementFile("locks.sql")
 
 
 class Blocker(NamedTuple):
-    """A session that keeps others waiting; details are None without the right to see them.
+    """A session that keeps other sessions waiting. Details are None if this role may not see them.
 
-    ``tables`` are the tables of Horsies on which it holds or wants a lock. A session that ``waits``
-    is in the way only because of another one.
+    ``tables`` are the tables of Horsies on which the session holds or requests a lock. If ``waits`` is
+    set, the session itself waits for another session.
     """
 
     pid: int | None

@@ -1,4 +1,4 @@
-"""Search by argument, groups of failures, and tasks related to a task."""
+"""Statements for the search by argument, groups of failures, and tasks related to a task."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SearchTasks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FoundTask(TaskSummary):
-    """A task that a search found, with its arguments as stored."""
+    """A task that a search found, with its arguments as they are stored."""
 
     args: SearchedPayload | None
     kwargs: SearchedPayload | None
@@ -50,8 +50,8 @@ class AttemptPlace(NamedTuple):
 
 
 class FailureGroup(NamedTuple):
-    """One task's failed attempts with one reason; ``final`` of them are not retried. ``first_at`` is the
-    time of the first one on record.
+    """The failed attempts of one task that have the same reason; ``final`` is the number of them that
+    were not retried. ``first_at`` is the time of the first such attempt on record.
     """
 
     task_name: str
@@ -62,11 +62,11 @@ class FailureGroup(NamedTuple):
     last_at: datetime
     message: ShownText | None
     newest_task_id: str
-    # At most five host names; None if no worker is on record.
+    # The names of at most five hosts; None if no worker is on record.
     hosts: list[str] | None
-    # The times of all failures in seconds since 1970, unordered.
+    # The times of all failures, in seconds since 1970, in no particular order.
     times: list[float]
-    # None for attempts that a release without fingerprints, or another program, recorded.
+    # None for attempts that were recorded by a release without fingerprints, or by another program.
     fingerprint: str | None = None
     exception_type: str | None = None
     raised_in: str | None = None

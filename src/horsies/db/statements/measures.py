@@ -13,7 +13,7 @@ MEASURES = StatementFile("measures.sql")
 
 
 class AddMeasures(NamedTuple):
-    """Counts as columns: minutes since the epoch, and the buckets as array literals."""
+    """Counts of attempts as columns: minutes since the epoch, and the buckets as array literals."""
 
     minutes: Sequence[int]
     queues: Sequence[str]
@@ -30,7 +30,7 @@ class AddMeasures(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The attempts in one slot for one subject; the subject is None for a slot without any attempts."""
+    """The attempts of one subject in one slot; the subject is None in a slot without any attempts."""
 
     at: datetime
     until: datetime
@@ -47,7 +47,9 @@ class Measured(NamedTuple):
 
 
 class DoneByMinute(NamedTuple):
-    """How many of a queue's attempts were done in each minute, and how many minutes ago."""
+    """How many attempts of a queue completed in each minute, with the minutes given as how long ago they
+    were.
+    """
 
     queue_name: str
     minutes_ago: Sequence[int]
@@ -55,8 +57,8 @@ class DoneByMinute(NamedTuple):
 
 
 class FailingTask(NamedTuple):
-    """A task name with its final failures and its retries in ten minutes, and the means of ten minutes
-    in the hour before. ``crashes`` are the failures that ended their process.
+    """A task name with its final failures and its retries in the last ten minutes, and the averages per
+    ten minutes over the hour before. ``crashes`` are those failures in which the process died.
     """
 
     name: str
@@ -79,7 +81,7 @@ def read_measures(
     split: str,
     queues: Sequence[str],
     names: Sequence[str],
-    # Whether the buckets of these durations are summed; otherwise they are empty.
+    # Whether the buckets of the waits, and of the run times, are summed; otherwise they are empty.
     with_waited: bool = True,
     with_ran: bool = True,
 ) -> Measured: ...

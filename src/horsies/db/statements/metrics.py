@@ -33,7 +33,7 @@ def read_gauges(
     schema: str,
     most: int,
     grace_seconds: float,
-    # The tasks table; a literal in SQL cannot name a table.
+    # The name of the tasks table; a literal in the SQL text would not be qualified with the schema.
     tasks: str = "horsies_tasks",
 ) -> Gauges: ...
 @METRICS.statement

@@ -21,8 +21,8 @@ MONITOR = StatementFile("monitor.sql")
 
 
 class WaitingCount(NamedTuple):
-    """One queue's waiting tasks, counted up to one more than the bound, and the age of the oldest due
-    task.
+    """The number of waiting tasks in one queue, counted up to one more than the bound, and the age of the
+    oldest due task.
     """
 
     queue_name: str
@@ -38,7 +38,7 @@ class InFlightCount(NamedTuple):
 
 
 class RecentAttempts(NamedTuple):
-    """One queue's attempts that ended within the covered seconds."""
+    """The number of attempts in one queue that ended within the covered seconds."""
 
     queue_name: str
     covered_seconds: float
@@ -48,12 +48,12 @@ class RecentAttempts(NamedTuple):
 
 
 class QueueState(NamedTuple):
-    """A queue; ``paused_at`` is None while workers claim from it."""
+    """A queue; ``paused_at`` is None while the queue is not paused."""
 
     name: str
     """The name of the queue."""
     paused_at: datetime | None
-    """When it was paused, or None."""
+    """When the queue was paused; None if it is not paused."""
 
     @property
     def is_paused(self) -> bool:
@@ -66,7 +66,7 @@ class QueueName(NamedTuple):
 
 
 class WorkerSummary(NamedTuple):
-    """One worker, its tasks in flight and its newest snapshot."""
+    """One worker, with the number of its tasks in flight and its newest snapshot."""
 
     worker_id: str
     hostname: str
@@ -86,30 +86,32 @@ class WorkerSummary(NamedTuple):
     children_memory_mb: float | None
     cpu_percent: float | None
     cluster_wide_cap: int | None = None
-    # Keyed by the names of queues that have a cap; None before the first snapshot.
+    # The caps by queue name, for queues that have a cap; None before the first snapshot.
     queue_caps: dict[str, int] | None = None
     name: str | None = None
-    # How many of its slots are reserved for `async def` tasks, and how many of its running tasks use them.
+    # How many of the worker's slots are reserved for `async def` tasks, and how many of its running tasks
+    # use them.
     async_places: int = 0
     async_running: int = 0
-    # The memory that each child shares with no other process; None for workers that do not report it.
+    # The memory that children share with no other process, summed over the children; None for workers
+    # that do not report it.
     children_private_mb: float | None = None
 
     @property
     def label(self) -> str:
-        """The worker's name, or its host and process."""
+        """The name of the worker or, if it has none, its host and process."""
         return self.name or f"{self.hostname} pid {self.pid}"
 
     def places(self, is_async: bool) -> int:
-        """How many tasks of this kind may run at the same time. Without async children, slots are for
-        both kinds.
+        """How many tasks of this kind the worker can run at the same time. Without async children, its
+        slots are for both kinds.
         """
         if not self.async_places:
             return self.processes
         return self.async_places if is_async else self.processes - self.async_places
 
     def free_places(self, is_async: bool) -> int:
-        """The free slots for tasks of this kind."""
+        """The number of free slots for tasks of this kind."""
         running = self.tasks_running
         if self.async_places:
             running = self.async_running if is_async else running - self.async_running
@@ -117,8 +119,8 @@ class WorkerSummary(NamedTuple):
 
     @property
     def memory_mb(self) -> float | None:
-        """The memory of the parent and its children; shared pages count once, if known. None before the
-        first snapshot.
+        """The memory of the parent process and its children, in which shared pages count once if that is
+        known. None before the first snapshot.
         """
         private = self.children_private_mb
         children = self.children_memory_mb if private is None else private
@@ -127,8 +129,8 @@ class WorkerSummary(NamedTuple):
 
 
 class ListTasks(NamedTuple):
-    """Filters for tasks with ids from ``since`` up to but not including ``before``; an empty list
-    matches anything.
+    """The filters of a list of tasks, with ids from ``since`` up to but not including ``before``. An
+    empty list matches anything.
     """
 
     before: str
@@ -148,7 +150,7 @@ class WindowEdge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
-    """One task in a list. ``finished_at`` is None while it is unfinished."""
+    """One task in a list. ``finished_at`` is None until the task has ended."""
 
     id: str
     task_name: str
@@ -174,7 +176,7 @@ class TaskSummary:
 
 
 class TaskDetail(NamedTuple):
-    """Everything stored about one task; ``args``, ``kwargs`` and ``result`` only on request."""
+    """All stored values of one task; ``args``, ``kwargs`` and ``result`` only on request."""
 
     id: str
     task_name: str
@@ -216,8 +218,8 @@ class TaskDetail(NamedTuple):
 
 
 class Rights(NamedTuple):
-    """The privileges of the session's role; ``missing`` lists its missing table privileges in GRANT
-    syntax.
+    """The privileges of the session's role; ``missing`` lists the table privileges that it lacks, in
+    GRANT syntax.
     """
 
     role_name: str
@@ -232,29 +234,29 @@ class Rights(NamedTuple):
 class WorkerStateSnapshot:
     """A worker's state at ``snapshot_at``, as the worker reported it.
 
-    ``memory_usage_mb`` is the resident memory of the parent process alone; ``children_memory_mb`` is
-    the sum over its children, in which a shared page counts once per child. ``hears`` is False while no
-    notifications reach the worker and it finds work by polling.
+    ``memory_usage_mb`` is the resident memory of the parent process alone. ``children_memory_mb`` is the
+    sum over its children; a page that they share counts once per child. ``hears`` is False while the
+    worker receives no notifications and relies on polling.
     """
 
     id: int
-    """The number of the snapshot."""
+    """The number of this snapshot."""
     worker_id: str
     """The id of the worker."""
     snapshot_at: datetime
-    """When the worker reported it."""
+    """When the worker reported this state."""
     hostname: str
     """The worker's host."""
     pid: int
-    """The process id of its parent process."""
+    """The process id of the worker's parent process."""
     processes: int
-    """How many child processes it has."""
+    """How many child processes the worker has."""
     queues: list[str]
-    """The queues that it serves."""
+    """The queues that the worker serves."""
     tasks_running: int
-    """How many tasks its children run."""
+    """How many tasks the worker's children are running."""
     tasks_claimed: int
-    """How many tasks it holds that have not started."""
+    """How many claimed tasks the worker has that have not started."""
     memory_usage_mb: float | None
     """The resident memory of the parent process."""
     cpu_percent: float | None
@@ -262,21 +264,21 @@ class WorkerStateSnapshot:
     memory_percent: float | None
     """The share of the host's memory that the parent process uses."""
     children_memory_mb: float | None
-    """The resident memory of its children together."""
+    """The resident memory of all of the worker's children."""
     max_claim_batch: int
-    """The most tasks of one queue that it claims in a turn; 0 sets no limit."""
+    """The maximum number of tasks that the worker claims from one queue in a turn; 0 means no limit."""
     max_claim_per_worker: int
-    """The most tasks that it holds at a time."""
+    """The maximum number of tasks that the worker may have in flight."""
     cluster_wide_cap: int | None
-    """The most tasks that all workers together run, or None."""
+    """The maximum number of tasks in flight in the whole cluster, or None if there is no cap."""
     queue_priorities: dict[str, Any] | None
-    """The priority of each queue."""
+    """The priority of each queue that the worker serves."""
     queue_max_concurrency: dict[str, Any] | None
-    """The cap of each queue."""
+    """The caps of queues that have one, by queue name."""
     recovery_config: dict[str, Any] | None
     """Its recovery settings."""
     hears: bool
-    """Whether notifications reach it."""
+    """Whether notifications reach the worker."""
     worker_started_at: datetime
     """When the worker started."""
 
@@ -287,15 +289,15 @@ class StaleTask(NamedTuple):
     id: str
     """The id of the task."""
     worker_hostname: str | None
-    """The host of its worker."""
+    """The host of the worker that runs the task."""
     worker_pid: int | None
-    """The process id of the child that runs it."""
+    """The process id of the child that runs the task."""
     worker_process_name: str | None
-    """The name of that child process."""
+    """The name of the child process that runs the task."""
     last_heartbeat: datetime | None
     """When the worker last confirmed that the task is running."""
     started_at: datetime | None
-    """When the attempt started."""
+    """When the current attempt started."""
     task_name: str
     """The name of the task."""
 
@@ -304,17 +306,17 @@ class WorkerStats(NamedTuple):
     """The running tasks of one child process."""
 
     worker_hostname: str | None
-    """The host of the worker."""
+    """The host of the child's worker."""
     worker_pid: int | None
     """The process id of the child."""
     worker_process_name: str | None
     """The name of the child process."""
     active_tasks: int
-    """How many tasks it runs."""
+    """How many tasks the child process runs."""
     oldest_task_start: datetime | None
-    """When the oldest of them started."""
+    """When the oldest of the child's running tasks started."""
     latest_heartbeat: datetime | None
-    """The latest heartbeat for one of them."""
+    """The latest heartbeat for one of the child's running tasks."""
 
 
 class ExpiredTask(NamedTuple):
@@ -325,17 +327,17 @@ class ExpiredTask(NamedTuple):
     task_name: str
     """The name of the task."""
     queue_name: str
-    """The queue that it waits in."""
+    """The queue in which the task waits."""
     priority: int
-    """Its priority within the queue."""
+    """The task's priority within its queue."""
     sent_at: datetime | None
-    """When it was sent."""
+    """When the task was sent."""
     enqueued_at: datetime
-    """When it became claimable."""
+    """When the task became due."""
     good_until: datetime
-    """The time by which it had to start."""
+    """The time by which the task must have started."""
     expired_for_seconds: float
-    """How long ago that was."""
+    """How much time has passed since ``good_until``."""
 
 
 class ServerVersion(NamedTuple):

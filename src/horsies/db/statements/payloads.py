@@ -19,7 +19,7 @@ class ObjectId(NamedTuple):
 
 
 class LastId(NamedTuple):
-    """The last id of a full page, or None."""
+    """The id of the last object on a full page, or None."""
 
     id: str | None
 

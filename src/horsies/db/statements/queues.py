@@ -1,4 +1,6 @@
-"""Catalogue of operator actions: pause and resume queues, resend tasks, notify workers."""
+"""Catalogue of the statements behind changes by operators: pause and resume queues, send tasks again,
+notify workers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ QUEUES = StatementFile("queues.sql")
 
 
 class ResentTask(NamedTuple):
-    """The row that a resend found; ``new_id`` is None if nothing was sent."""
+    """The original task of a resend; ``new_id`` is None if no new task was sent."""
 
     was_status: str
     in_workflow: bool

@@ -11,17 +11,18 @@ from horsies.db.statements.tasks import TaskId
 
 REFUSALS = StatementFile("refusals.sql")
 REFUSALS_TABLE = "horsies_refusals"
-# Before the id of a key, in place of a fingerprint: the payload is encrypted with a key that a worker lacks.
+# The beginning of a text that takes the place of a fingerprint, followed by the id of an encryption key:
+# the payload is encrypted with that key, and the worker lacks the key.
 KEY_REFUSAL = "key:"
-# After the id, if the key does not decrypt the payload. No worker lists such a key, so none counts as able to
-# run it.
+# Follows the id of a key if that key does not decrypt the payload. No worker registers such a key id, so
+# no worker counts as able to run the task.
 DAMAGED = ":damaged"
-# After the id of a store that does not answer.
+# Follows the id of a payload store that does not answer.
 UNREACHABLE = ":unreachable"
 
 
 class RefusedTask(NamedTuple):
-    """A task, and for how many seconds workers with this fingerprint skip it."""
+    """A task to refuse, and for how many seconds workers with this fingerprint skip the task."""
 
     id: str
     fingerprint: str
@@ -29,8 +30,9 @@ class RefusedTask(NamedTuple):
 
 
 class Taker(NamedTuple):
-    """Whether another worker may run a task, whether it is too early to fail it, and whether it is the run of
-    a durable function with recorded steps, which waits without a limit.
+    """Whether another worker may be able to run a task, and whether it is too early to fail the task.
+    ``has_record`` is set for a run of a durable function with recorded steps, which waits without a
+    limit.
     """
 
     id: str
@@ -40,11 +42,12 @@ class Taker(NamedTuple):
 
 
 class RefusedCalls(NamedTuple):
-    """Due tasks of one name that no worker on their queue can call, and the newest message from one of
+    """Due tasks of one name that no worker on their queue can call, with the newest message about one of
     them.
 
-    ``is_known`` says whether one of the queue's workers has the task or sub-workflow; ``missing_key`` is
-    the key of its payload, if none of them has it, or with ``DAMAGED`` if it does not decrypt it.
+    ``is_known`` is set if one of the queue's workers has the task or sub-workflow. ``missing_key`` is the
+    encryption key of the payload if none of the workers has that key; if the key does not decrypt the
+    payload, ``DAMAGED`` follows it.
     """
 
     queue_name: str

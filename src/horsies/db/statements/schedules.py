@@ -1,4 +1,4 @@
-"""Statements used by the scheduler and by ``app.schedules``."""
+"""Statements for the scheduler and for ``app.schedules``."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class DueSchedule(NamedTuple):
 
 
 class FireSlots(NamedTuple):
-    """Decisions about schedules, their tasks and their workflow runs, each as a group of columns.
+    """Decisions about schedules, the tasks to send and the workflow runs to start, each as a group of
+    columns.
 
-    A run's columns are its id, its plan as JSON text, and its schedule, slot and delay.
+    The columns of a run are its id, its plan as JSON text, and its schedule, slot and delay.
     """
 
     names: Sequence[str]
@@ -68,21 +69,21 @@ class ScheduleName(NamedTuple):
 
 
 class NextSlot(NamedTuple):
-    """Seconds until the next slot; None if there is none."""
+    """Seconds until the next slot; None if no schedule has a next slot."""
 
     seconds: float | None
 
 
-# If a slot is overdue by more than this, no scheduler serves it.
+# If a slot is overdue by more than this time, no scheduler is serving its schedule.
 LATE_SECONDS = 60.0
 
 
 class ScheduleRecord(NamedTuple):
-    """A schedule's stored row, or nulls if it has none, and the database's clock.
+    """A schedule's stored row, or nulls if there is no row, and the time on the database's clock.
 
     ``definition`` is the JSON of a schedule added at run time; for a configured schedule it is null.
-    ``stored_definition`` is the same as it is stored, encrypted or not.
-    ``original_timing`` is the timing before a person edited it; without an edit it is null.
+    ``stored_definition`` is the same JSON as it is stored, which may be encrypted.
+    ``original_timing`` is the timing before a person edited it; if no person has edited it, it is null.
     """
 
     name: str
@@ -104,7 +105,7 @@ class ScheduleRecord(NamedTuple):
 
 
 class StoreSchedules(NamedTuple):
-    """A configuration's schedules to store, as columns."""
+    """A configuration's schedules that are to be stored, as columns."""
 
     names: Sequence[str]
     next_run_at: Sequence[datetime | None]
@@ -116,40 +117,40 @@ class StoreSchedules(NamedTuple):
 
 
 class ScheduleState(NamedTuple):
-    """The state of a schedule: its next slot, its newest run, and whether it is paused.
+    """The state of a schedule: its next slot, its newest run, and whether the schedule is paused.
 
-    A schedule that sends a task has a ``task_name``; one that starts a workflow has a
-    ``definition_key``. ``last_task_id`` is the id of the newest task or workflow run. ``next_run_at``
-    is None once the schedule has ended. ``skipped_at`` is the end of the most recently skipped slots,
-    and ``skip_reason`` is the reason.
+    A schedule that sends a task has a ``task_name``; one that starts a workflow has a ``definition_key``.
+    ``last_task_id`` is the id of the newest task or workflow run. ``next_run_at`` is None once the
+    schedule has ended. ``skipped_at`` is the time up to which slots were skipped most recently, and
+    ``skip_reason`` is the reason.
     """
 
     name: str
     """The name of the schedule."""
     task_name: str | None
-    """The task that it sends, or None for a workflow."""
+    """The name of the task that the schedule sends; None if the schedule starts a workflow."""
     definition_key: str | None
-    """The workflow that it starts, or None for a task."""
+    """The key of the workflow that the schedule starts; None if the schedule sends a task."""
     is_dynamic: bool
-    """Whether it was added at run time, not by a configuration."""
+    """Whether the schedule was added at run time and not by a configuration."""
     owner: str | None
-    """The scheduler that stored it, or None if a program added it."""
+    """The scheduler that stored the schedule, or None if a program added it."""
     timing: str | None
-    """Its pattern, time zone and bounds, as stored JSON."""
+    """The pattern, time zone and bounds of the schedule, as stored JSON."""
     original_timing: str | None
-    """The timing that the configuration or program gave it, if a person has edited it since."""
+    """The timing from the configuration or program, if a person has edited it since."""
     next_run_at: datetime | None
-    """Its next slot, or None once it has ended."""
+    """The next slot of the schedule, or None once the schedule has ended."""
     last_run_at: datetime | None
-    """The newest slot that became a task or a run."""
+    """The newest slot for which a task was sent or a run was started."""
     last_task_id: str | None
     """The id of the newest task or workflow run."""
     last_status: str | None
-    """The status of that task or run."""
+    """The status of the newest task or workflow run."""
     run_count: int
-    """How many slots became tasks or runs."""
+    """For how many slots a task was sent or a run was started."""
     paused_at: datetime | None
-    """When it was paused, or None."""
+    """When the schedule was paused; None if it is not paused."""
     skipped_at: datetime | None
     """The time up to which slots were skipped most recently."""
     skip_reason: str | None
@@ -167,27 +168,26 @@ class ScheduleState(NamedTuple):
 
 
 class ScheduleRun(NamedTuple):
-    """One run of a schedule; ``scheduled_for`` is None for a manual run.
-
-    ``task_id`` is the id of its task, or of its workflow run if ``is_workflow`` is set.
+    """One run of a schedule; ``scheduled_for`` is None for a manual run. ``task_id`` is the id of the
+    task, or the id of the workflow run if ``is_workflow`` is set.
     """
 
     task_id: str
     """The id of the task, or of the workflow run."""
     is_workflow: bool
-    """Whether it is a workflow run."""
+    """Whether ``task_id`` is the id of a workflow run."""
     scheduled_for: datetime | None
-    """Its slot, or None for a manual run."""
+    """The slot of the run, or None for a manual run."""
     status: str
     """The status of the task or run."""
     enqueued_at: datetime
-    """When the task became claimable, or the run was started."""
+    """When the task became due, or when the run was started."""
     error_code: str | None
-    """The code of its error, or None."""
+    """The error code of the task or run, or None."""
 
 
 class TimedScheduleRun(NamedTuple):
-    """One run of a schedule, like ``ScheduleRun``; ``took_seconds`` is set once it has ended."""
+    """One run of a schedule, like ``ScheduleRun``; ``took_seconds`` is set once the run has ended."""
 
     name: str
     task_id: str
@@ -200,7 +200,7 @@ class TimedScheduleRun(NamedTuple):
 
 
 class Schedulers(NamedTuple):
-    """How many scheduler sessions are connected."""
+    """How many sessions of schedulers are connected."""
 
     sessions: int
     looked_at: datetime

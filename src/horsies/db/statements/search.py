@@ -1,4 +1,4 @@
-"""Statements of the search over names, ids, keys of runs and error messages."""
+"""Statements for the search over names, ids, keys of runs and error messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SEARCH = StatementFile("search.sql")
 
 
 class FoundRow(NamedTuple):
-    """A task or run by the beginning of its id."""
+    """A task or run whose id begins with a given text."""
 
     kind: str
     id: str
@@ -20,14 +20,16 @@ class FoundRow(NamedTuple):
 
 
 class FoundName(NamedTuple):
-    """A task's name with its attempts of a day, or a schedule's with the slots that it has fired."""
+    """The name of a task with the number of its attempts in a day, or the name of a schedule with the
+    number of slots that have fired.
+    """
 
     name: str
     total: int
 
 
 class FoundRun(NamedTuple):
-    """A run; the total counts all runs that were found, those beyond the limit included."""
+    """One run that was found; the total counts all runs that were found, including those beyond the limit."""
 
     id: str
     name: str
@@ -37,7 +39,7 @@ class FoundRun(NamedTuple):
 
 
 class FoundError(NamedTuple):
-    """Failures of one task for one reason; the message and the task are those of the newest one."""
+    """Failures of one task with the same reason; the message and the task id are from the newest failure."""
 
     name: str
     error_code: str | None

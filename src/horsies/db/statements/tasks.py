@@ -45,14 +45,16 @@ class InsertTask(NamedTuple):
     idempotency_sha: str | None
     unique_key: str | None
     unique_while: str | None
-    # The run of a durable function that starts this task.
+    # The id of the run of a durable function that starts this task.
     wakes_task_id: str | None = None
     lane_key: str | None = None
     lane: int | None = None
 
 
 class DebounceTask(NamedTuple):
-    """The row that a debounced send inserts, or whose values replace those of the waiting task."""
+    """The row that a debounced send inserts, or whose values replace those of the task that is already
+    waiting.
+    """
 
     id: str
     task_name: str
@@ -80,14 +82,14 @@ class DebounceTask(NamedTuple):
 
 
 class DebouncedTask(NamedTuple):
-    """The waiting task; None if another kind of send holds its key."""
+    """The id of the waiting task; None if a task that was not debounced holds the key."""
 
     id: str | None
 
 
 class InsertTasks(NamedTuple):
-    """Many rows of one task: values that all rows share are given once, the others as columns, texts
-    with one value per line.
+    """Many rows of one task function. Values that all rows share are given once, the others as columns;
+    each column is a text with one value per line.
     """
 
     task_name: str
@@ -105,7 +107,7 @@ class InsertTasks(NamedTuple):
     args: PayloadLines
     kwargs: PayloadLines
     enqueue_shas: str
-    # The keys as JSON, and their lanes; both are empty if no task has a key.
+    # The keys as JSON, and the lanes of the keys; both are empty if no task has a key.
     lane_keys: str = ""
     lanes: str = ""
 
@@ -141,28 +143,28 @@ class OutcomeRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskColumns:
-    """The columns that ``TaskInfo`` shows as stored."""
+    """The stored columns that ``TaskInfo`` shows."""
 
     task_id: str
     """The id of the task."""
     task_name: str
     """The name under which the task's function is registered."""
     status: TaskStatus
-    """The status at the time of the query."""
+    """The status of the task at the time of the query."""
     queue_name: str
     """The queue that the task waits in or ran from."""
     priority: int
-    """Its priority within the queue, from 1 (first) to 100 (last)."""
+    """The task's priority within its queue, from 1 (first) to 100 (last)."""
     retry_count: int
     """How many retries have been used."""
     max_retries: int | None
     """How many retries the task may use, or None if there is no limit."""
     next_retry_at: datetime | None
-    """When the next attempt becomes due, while the task waits for a retry."""
+    """When the next attempt becomes due, if the task is waiting for a retry."""
     sent_at: datetime | None
-    """When the task was sent, or the slot of the schedule that sent it."""
+    """When the task was sent; for a task of a schedule, its slot."""
     enqueued_at: datetime
-    """When the current attempt became or becomes claimable."""
+    """When the current attempt became due or will become due."""
     claimed_at: datetime | None
     """When a worker claimed the current attempt."""
     started_at: datetime | None
@@ -172,18 +174,18 @@ class TaskColumns:
     failed_at: datetime | None
     """When the task failed, was cancelled or expired."""
     worker_hostname: str | None
-    """The host of the worker that has or had the task."""
+    """The host of the worker that has or last had the task."""
     worker_pid: int | None
-    """The process id of that worker's child."""
+    """The process id of the child that runs or last ran the task."""
     worker_process_name: str | None
-    """The name of that child process."""
+    """The name of the child process that runs or last ran the task."""
     error_code: str | None
-    """The code of the final error, or None."""
+    """The code of the final error, or None if the task did not fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRow(TaskColumns):
-    """A row from ``read_task``, its result still encoded."""
+    """A row from ``read_task`` whose result is still encoded."""
 
     result: Payload | None
     failed_reason: str | None
@@ -202,33 +204,35 @@ class TaskAttemptInfo:
     outcome: TaskAttemptOutcome
     """Whether the attempt returned a value, ended with an error, or lost its process."""
     will_retry: bool
-    """Whether another attempt followed."""
+    """Whether another attempt followed this attempt."""
     started_at: datetime | None
-    """When the attempt started, or None if it never did."""
+    """When the attempt started; None if its code never started."""
     finished_at: datetime
     """When the attempt ended."""
     error_code: str | None
-    """The code of its error, or None after a success."""
+    """The code of the attempt's error, or None after a success."""
     error_message: str | None
-    """The message of its error."""
+    """The message of the attempt's error."""
     failed_reason: str | None
     """Why the process was lost, such as its exit code or signal."""
     worker_id: str | None
-    """The id of the worker that ran it."""
+    """The id of the worker that ran the attempt."""
     worker_hostname: str | None
-    """The host of that worker."""
+    """The host of the worker that ran the attempt."""
     worker_pid: int | None
-    """The process id of the child that ran it."""
+    """The process id of the child that ran the attempt."""
     worker_process_name: str | None
-    """The name of that child process."""
+    """The name of the child process that ran the attempt."""
     retry_reason: str | None = None
-    """The rule that decided whether the task is retried: "retried by code GATEWAY_DOWN"."""
+    """The rule that decided whether the task is retried, for example "retried by code GATEWAY_DOWN"."""
     fingerprint: str | None = None
-    """The same for all failures of this task with the same error code, exception class and place."""
+    """The fingerprint of the failure: all failures of this task with the same error code, exception class
+    and place in the code have the same one.
+    """
     exception_type: str | None = None
-    """The class of the exception, as in "shop.errors.GatewayDown"; None if the error code says more."""
+    """The class of the exception, for example "shop.errors.GatewayDown"; None if the error code says more."""
     raised_in: str | None = None
-    """The application's innermost function on the way to the exception: "shop/payments.py:charge"."""
+    """The application's innermost function in the traceback, for example "shop/payments.py:charge"."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attempt as plain JSON values."""
@@ -237,20 +241,20 @@ class TaskAttemptInfo:
 
 @dataclass(frozen=True, slots=True)
 class TaskProgress:
-    """The latest progress that the task reported in its current attempt."""
+    """The latest progress that a task reported in its current attempt."""
 
     _shown_texts = ("note",)
 
     attempt: int
-    """The attempt that reported it."""
+    """The number of the attempt that reported the progress."""
     done: float
-    """How much is done, in your own units."""
+    """How much work is done, in the unit that your code chose."""
     total: float | None
-    """How much there is to do, or None if unknown."""
+    """How much work there is in all, or None if this is unknown."""
     note: str | None
     """A short text, at most 200 characters."""
     reported_at: datetime
-    """When the worker stored the report."""
+    """When the worker stored the progress report."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the progress as plain JSON values."""
@@ -262,7 +266,9 @@ class TaskProgress:
 
 
 class StoredLog(NamedTuple):
-    """What an attempt has logged. The ``dropped`` lines were behind line ``cut_after`` of the body."""
+    """The lines that an attempt has logged. ``dropped`` is the number of lines left out after line
+    ``cut_after`` of the body.
+    """
 
     attempt: int
     body: ShownText
@@ -276,7 +282,7 @@ def _plain(number: float) -> str:
 
 
 class CancelledTask(NamedTuple):
-    """The row that a cancellation found, and whether it was changed."""
+    """A task that a cancellation found, and whether the cancellation changed it."""
 
     id: str
     was_status: str

@@ -102,7 +102,8 @@ SELECT id::text, task_name, status, result, failed_reason, error_code
 FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: read_task
--- One task for handle.info, by primary key; arguments and result, the two large values, only on request.
+-- One task for handle.info, by primary key; the result and the reason of the failure, which can be large, only on
+-- request.
 SELECT id::text AS task_id, task_name, status, queue_name, priority, retry_count, max_retries, next_retry_at,
     sent_at, enqueued_at, claimed_at, started_at, completed_at, failed_at, worker_hostname, worker_pid,
     worker_process_name, error_code,

@@ -1,4 +1,4 @@
-"""Statements on attempts' spans."""
+"""Statements on the spans of attempts."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ TRANSACTIONS = StatementFile("transactions.sql")
 
 
 class Requirement(NamedTuple):
-    """A requirement of the COMMIT; one that is not met is an error."""
+    """A check that must be met before the COMMIT; a check that is not met is an error."""
 
     met: int
 
 
 class Role(NamedTuple):
-    """The rest of the transaction has the role of the session, and general plans."""
+    """The settings for the rest of the transaction: the role of the session, and generic plans."""
 
     role: str
     plan_mode: str
@@ -28,8 +28,8 @@ class Setting(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The transaction is still the one that the library began; its plans are general ones from now on,
-    and its role is that of the session.
+    """Checks that the transaction is still the one that the library began. From then on, the transaction
+    uses generic plans and the role of the session.
     """
 
     met: int

@@ -12,12 +12,12 @@ from horsies.encryption import Payload
 
 TURN = StatementFile("turn.sql")
 
-# An empty array; psycopg would treat a tuple as a row.
+# An empty array, written as a list because psycopg would treat a tuple as a row.
 NOTHING: Sequence[Any] = []
 
 
 class ClaimTasks(NamedTuple):
-    """The claiming worker and its idle children, and the queues in order of preference."""
+    """The parameters of a claim: the worker, its idle children, and the queues in order of preference."""
 
     worker_id: str
     hostname: str
@@ -26,36 +26,43 @@ class ClaimTasks(NamedTuple):
     queue_limits: Sequence[int]
     prefetch: int = 0
     lease_ms: int = 60_000
-    # Per queue, None for no cap; an empty list means no caps.
+    # One value per queue, with None for a queue without a cap; an empty list means that no queue has a
+    # cap.
     queue_caps: Sequence[int | None] = NOTHING
     cluster_cap: int | None = None
     counts_claimed: bool = True
-    # Per queue, how many places this transaction has given back.
+    # For each queue, how many places this transaction has freed.
     freed: Sequence[int] = NOTHING
-    # Per queue, the task after which to start the search, or None; an empty list sets no marks.
+    # For each queue, the task behind which the search starts (the mark), or None; an empty list means no
+    # marks.
     marked_priorities: Sequence[int | None] = NOTHING
     marked_moments: Sequence[str | None] = NOTHING
     marked_ids: Sequence[str | None] = NOTHING
-    # Whether to search from the start of the queue for the tasks still missing.
+    # Whether to search again from the start of the queue if the search behind the marks found too few
+    # tasks.
     looks_everywhere: bool = True
-    # How many tasks may be of any kind; the others wait behind them and must be short. None means all.
+    # How many of the claimed tasks may be of any kind; further tasks wait behind others in a child and
+    # must be short. None means that all may be of any kind.
     idle: int | None = None
     short_names: Sequence[str] = NOTHING
-    # True for tasks of "async def" functions only, False for all others, None for both.
+    # True for tasks of "async def" functions only, False for all other tasks, None for both kinds.
     is_async: bool | None = None
-    # Excluded: tasks with these names, these tasks, and tasks refused for these parameter fingerprints.
+    # What the claim excludes: tasks with these names, tasks with these ids, and tasks refused for these
+    # fingerprints of parameters.
     unknown_names: Sequence[str] = NOTHING
     refused_ids: Sequence[str] = NOTHING
     refused_by: Sequence[str] = NOTHING
-    # Per queue, the seconds per start and how many may start at once, or None; empty if no queue has a rate.
+    # For each queue, the seconds per start and the size of a burst, or None for a queue without a rate;
+    # empty if no queue has a rate.
     rate_seconds: Sequence[float | None] = NOTHING
     rate_bursts: Sequence[int | None] = NOTHING
-    # Per queue, the lane behind which the claim by keys continues, or None; empty if no queue has keys.
+    # For each queue, the lane behind which the claim by keys continues, or None; empty if no queue has
+    # keys.
     cursors: Sequence[int | None] = NOTHING
-    # The lanes of the tasks with keys that this transaction has ended, and their queues.
+    # The tasks with keys that this transaction has ended: their queues and their lanes.
     freed_queues: Sequence[str] = NOTHING
     freed_lanes: Sequence[int] = NOTHING
-    # Lanes in order, and for each of them the task after which to search first.
+    # The marks of lanes: lanes in order, and for each lane the task behind which the search starts.
     marked_lanes: Sequence[int] = NOTHING
     lane_priorities: Sequence[int] = NOTHING
     lane_moments: Sequence[str] = NOTHING
@@ -63,8 +70,9 @@ class ClaimTasks(NamedTuple):
 
 
 class ClaimBatch(NamedTuple):
-    """Batched tasks that this worker's children were given, all of one name and lane, and how many more
-    may join them, in batches of `size`. The position of the last one is where the search begins.
+    """Batched tasks that this worker's children have already received, all of one name and lane, and how
+    many more tasks may join them, in batches of `size`. The search starts behind the position of the last
+    of these tasks.
     """
 
     worker_id: str
@@ -88,8 +96,8 @@ class ClaimBatch(NamedTuple):
 
 
 class ClaimUnresolvable(NamedTuple):
-    """The worker and its queues, the names that it has not known for the grace period, how many tasks
-    to claim, and tasks to skip; ``only`` restricts the claim to these tasks.
+    """The worker and its queues, the task names that this worker has not known for the grace period, how
+    many tasks to claim, and which tasks to skip. ``only`` restricts the claim to these tasks.
     """
 
     worker_id: str
@@ -103,7 +111,7 @@ class ClaimUnresolvable(NamedTuple):
 
 
 class ClaimedTask(NamedTuple):
-    """A task that this worker now owns, with everything that a child and a retry decision need."""
+    """A task that this worker now owns, with all values that a child and the decision about a retry need."""
 
     id: str
     generation: int
@@ -115,32 +123,32 @@ class ClaimedTask(NamedTuple):
     max_retries: int
     task_options: str | None
     timeout_ms: int | None
-    # The child it was started for; None while it is CLAIMED.
+    # The process id of the child that runs the task; None while the task is CLAIMED.
     worker_pid: int | None
-    # The workflow and node, the item of a map node, and the results taken from other nodes.
+    # The workflow run and node, the index of a map item, and the references to results of other nodes.
     workflow_id: str | None = None
     workflow_node_index: int | None = None
     workflow_item_index: int | None = None
     workflow_inputs: str | None = None
-    # Its position in the queue; the time is kept as PostgreSQL writes it, because it must be sent back
-    # unchanged.
+    # The task's position in its queue. The time is kept as text, exactly as PostgreSQL writes it, because
+    # it must be sent back unchanged.
     priority: int = 0
     enqueued_at: str = ""
     # The columns that only the task's own code may read; see horsies_claim_v1.
     details: str = ""
     # Whether the task may wait behind others in a child.
     burst: bool = False
-    # The number of its key in its queue; None without a key.
+    # The number of the task's key in its queue; None for a task without a key.
     lane: int | None = None
 
     def stored(self) -> str:
-        """The fields for ``CurrentTask``, in the order in which it reads them."""
+        """Return the fields for ``CurrentTask``, in the order in which it reads them."""
         options = self.task_options or ""
         return f"{self.priority}\0{self.max_retries}\0{self.queue_name}\0{options}\0{self.details}"
 
 
 class StartTasks(NamedTuple):
-    """Prefetched tasks and the idle children that take them, as columns."""
+    """Prefetched tasks to start, and the idle children that run them, as columns."""
 
     worker_id: str
     ids: Sequence[str]
@@ -154,7 +162,7 @@ class StartedTask(NamedTuple):
 
 
 class RenewClaims(NamedTuple):
-    """Prefetched tasks whose lease to extend, unless they are too old."""
+    """Prefetched tasks whose leases are extended, unless their claims are too old."""
 
     worker_id: str
     ids: Sequence[str]
@@ -164,7 +172,7 @@ class RenewClaims(NamedTuple):
 
 
 class ReleaseClaimed(NamedTuple):
-    """A lost worker's tasks that were claimed but never started."""
+    """Tasks that a lost worker claimed but never started."""
 
     worker_id: str | None
     ids: Sequence[str]
@@ -172,7 +180,7 @@ class ReleaseClaimed(NamedTuple):
 
 
 class ReleaseLapsed(NamedTuple):
-    """How many claims to release, and tasks to skip; ``only`` restricts the release to these tasks."""
+    """How many claims to release, and which tasks to skip. ``only`` restricts the release to these tasks."""
 
     limit: int
     excluded: Sequence[str] = NOTHING
@@ -184,7 +192,7 @@ class CompleteTasks(NamedTuple):
     ids: Sequence[str]
     generations: Sequence[int]
     results: Sequence[str]
-    # How many microseconds each attempt ran; None keeps the stored start.
+    # How many microseconds each attempt ran; with None, the stored start of the attempt is kept.
     runs_us: Sequence[int | None] = NOTHING
 
 
@@ -230,13 +238,13 @@ class FinishedTask(NamedTuple):
 
 
 class RetriedTask(NamedTuple):
-    """A failed attempt that will be followed by another."""
+    """A failed attempt that another attempt will follow."""
 
     task_id: str
 
 
 class ReleaseUnstarted(NamedTuple):
-    """A worker, and the attempts it actually holds."""
+    """A worker, and the attempts that it actually holds."""
 
     worker_id: str
     held_ids: Sequence[str]
@@ -244,7 +252,7 @@ class ReleaseUnstarted(NamedTuple):
 
 
 class ExpireTasks(NamedTuple):
-    """The result to store, how many tasks to expire, and tasks to skip; ``only`` restricts the
+    """The result to store, how many tasks to expire, and which tasks to skip. ``only`` restricts the
     expiry to these tasks.
     """
 
@@ -255,16 +263,18 @@ class ExpireTasks(NamedTuple):
 
 
 class LookAhead(NamedTuple):
-    """Queues, and when they were last checked, on the database's clock."""
+    """Queues to check for due tasks, and the time of the last check on the database's clock."""
 
     queues: Sequence[str]
     last_look: datetime | None
 
 
 class SecondsUntilDue(NamedTuple):
-    """Seconds until the next task is due or expires, or None if there is none; the time of the check;
-    whether a deadline or the lease of a claim has passed; and seconds until a queue that its rate holds
-    back may start a task again. Without an earlier check, also the queues whose tasks have keys.
+    """When an idle worker has to act next: the seconds until the next task is due or expires, or None if
+    there is no such task; and the seconds until a queue that its rate holds back may start a task again.
+
+    ``overdue`` is set if a deadline or the lease of a claim has passed. ``keyed`` lists the queues whose
+    tasks have keys, if there was no earlier check.
     """
 
     seconds: float | None
@@ -275,15 +285,15 @@ class SecondsUntilDue(NamedTuple):
 
 
 class LookAtKeys(NamedTuple):
-    """Queues whose tasks may have keys, and how many of their due tasks to move to their lanes."""
+    """Queues whose tasks may have keys, and the maximum number of due tasks to move to their lanes."""
 
     queues: Sequence[str]
     limit: int
 
 
 class KeyedQueues(NamedTuple):
-    """Seconds until the next task with a key is due, None without one; the queues that have tasks with
-    keys; and how many have just become due.
+    """The seconds until the next task with a key is due, or None if there is none; the queues with open
+    tasks that have keys; and how many such tasks have just become due.
     """
 
     seconds: float | None
@@ -310,14 +320,14 @@ class StoreProgress(NamedTuple):
 
 
 class FindCompleted(NamedTuple):
-    """Attempts whose outcome their child may have recorded, as columns."""
+    """Attempts whose child may have recorded their outcome already, as columns."""
 
     ids: Sequence[str]
     generations: Sequence[int]
 
 
 class StoreLogs(NamedTuple):
-    """What attempts have logged, as columns."""
+    """The lines that attempts have logged, as columns."""
 
     ids: Sequence[str]
     generations: Sequence[int]

@@ -1,4 +1,4 @@
-"""Statements on webhooks and on the findings that they are told about."""
+"""Statements on webhooks and on the findings that webhooks announce."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WEBHOOKS = StatementFile("webhooks.sql")
 
 
 class Announced(NamedTuple):
-    """How many events were stored."""
+    """How many events were stored for delivery."""
 
     announced: int
 
@@ -28,9 +28,9 @@ def ask_for_findings(
 
 @WEBHOOKS.statement
 def record_findings(
-    # JSON objects: check_id, code, subject, level, sentence, remedy.
+    # The findings as JSON objects with check_id, code, subject, level, sentence and remedy.
     found: str,
-    # The checks that have read their facts: only their findings can close.
+    # The checks that could read their facts; only the findings of these checks can be closed.
     checks: Sequence[str],
 ) -> Announced: ...
 

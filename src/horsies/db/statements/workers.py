@@ -19,8 +19,9 @@ class LockKey(NamedTuple):
 
 
 class ClientProbes(NamedTuple):
-    """The server's limits for detecting a lost client: idle seconds, seconds between probes, the
-    number of probes, and the milliseconds that sent data may stay unacknowledged.
+    """The server's limits for detecting that a client is gone: the idle seconds before the first probe,
+    the seconds between probes, the number of probes, and the milliseconds for which sent data may stay
+    unacknowledged.
     """
 
     idle_seconds: str
@@ -34,22 +35,24 @@ class Held(NamedTuple):
 
 
 class Presence(NamedTuple):
-    """A worker's row after its heartbeat; it is stopped if others have declared the worker lost."""
+    """A worker's row after its heartbeat; ``was_stopped`` is set if others have declared the worker lost."""
 
     worker_id: str
     was_stopped: bool
-    # On the database's clock.
+    # The time on the database's clock.
     seen_at: datetime
 
 
 class OwnRow(NamedTuple):
-    """A worker's row as the worker itself reads it; it is stopped if others have declared the worker lost."""
+    """A worker's row as the worker itself reads it; ``was_stopped`` is set if others have declared the
+    worker lost.
+    """
 
     was_stopped: bool
 
 
 class WatchedWorker(NamedTuple):
-    """Another worker as a query finds it: its last heartbeat, its lock, its process."""
+    """Another worker as an observer sees it: its last heartbeat, its session lock and its process."""
 
     worker_id: str
     sign: str
@@ -67,8 +70,8 @@ class FindOwned(NamedTuple):
 
 
 class AbandonedTask(NamedTuple):
-    """A task whose worker is gone, with everything that a retry decision needs. The worker is None if a
-    manual edit removed it.
+    """A task whose worker is gone, with all values that the decision about a retry needs. The worker is
+    None if a manual edit removed its id from the task.
     """
 
     id: str
@@ -85,7 +88,7 @@ class AbandonedTask(NamedTuple):
 
 
 class Leads(NamedTuple):
-    """Whether this worker does the job in this transaction."""
+    """Whether this worker has the lock of the job in this transaction."""
 
     leads: bool
 
@@ -104,7 +107,7 @@ def register_worker(
     queues: Sequence[str],
     process_space: str | None,
     process_started: int | None,
-    # JSON; None if the worker's tasks are not known.
+    # The worker's tasks as JSON; None if they are not known.
     known_tasks: str | None = None,
     name: str | None = None,
     version: str | None = None,
@@ -208,7 +211,7 @@ def store_worker_state(
     queue_priorities: str,
     queue_max_concurrency: str,
     recovery_config: str,
-    # JSON: a list with a row for each child.
+    # A list in JSON, with one row for each child.
     children: str,
 ) -> None: ...
 @WORKERS.statement

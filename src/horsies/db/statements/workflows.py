@@ -1,7 +1,7 @@
 """Statements on workflows: start, control, read, audit.
 
-Parameters and rows for ``workflows.sql``. The database's own functions advance a run, in the
-transaction that ends a task.
+This module declares the parameters and rows of ``workflows.sql``. The functions in the database advance a
+run, in the transaction that ends a task.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ WORKFLOWS = StatementFile("workflows.sql")
 
 
 class StartedRun(NamedTuple):
-    """A created run, or the existing run with this id or key; the name is None if that run has just ended."""
+    """A run that was created, or the existing run with this id or key. The name is None if the existing
+    run has just ended.
+    """
 
     id: str
     created: bool
@@ -34,7 +36,9 @@ class RunId(NamedTuple):
 
 
 class ControlAnswer(NamedTuple):
-    """A control function's answer: the status it found, another word, or None if the run does not exist."""
+    """The answer of a control function: the previous status of the run, another word for the result, or
+    None if the run does not exist.
+    """
 
     answer: str | None
 
@@ -48,7 +52,7 @@ class RunStatus(NamedTuple):
 
 
 class RunOutcome(NamedTuple):
-    """A run. A completed run has ``result_bytes`` even if its result is omitted."""
+    """A run and its outcome. A completed run has ``result_bytes`` even if its result is omitted."""
 
     id: str
     name: str
@@ -61,7 +65,7 @@ class RunOutcome(NamedTuple):
 
 
 class ResultNode(NamedTuple):
-    """A node whose result is the run's result, or part of it."""
+    """A node whose result is the result of the run, or part of that result."""
 
     task_index: int
     node_id: str
@@ -91,7 +95,7 @@ class NodeRow(NamedTuple):
 
 
 class ItemRow(NamedTuple):
-    """One item of a map node: the task it runs as."""
+    """One item of a map node, with the task that runs it."""
 
     task_index: int
     item_index: int
@@ -139,7 +143,7 @@ class ResultPart(NamedTuple):
 
 
 class RunPlace(NamedTuple):
-    """The position of a run in its tree."""
+    """The position of a run in its tree of runs."""
 
     id: str
     root_workflow_id: str
@@ -175,7 +179,7 @@ class RunRow(NamedTuple):
 
 
 class TreeNode(NamedTuple):
-    """A node for display; ``due_at`` is when a sleep or a signal ends."""
+    """A node for display; ``due_at`` is the time at which a sleep, or the wait for a signal, ends."""
 
     workflow_id: str
     task_index: int
@@ -203,7 +207,7 @@ class TreeNode(NamedTuple):
 
 
 class NodeCount(NamedTuple):
-    """How many of a run's nodes have this status."""
+    """How many nodes of a run have a certain status."""
 
     status: str
     nodes: int
@@ -215,7 +219,7 @@ class RetriedAttempt(NamedTuple):
 
 
 class MapItem(NamedTuple):
-    """One item of a map; ``is_well`` unless it failed, expired or was cancelled."""
+    """One item of a map. ``is_well`` is False if the item failed, expired or was cancelled."""
 
     id: str
     item_index: int
@@ -228,7 +232,7 @@ class MapItem(NamedTuple):
 
 
 class ListRuns(NamedTuple):
-    """A list's filters; an empty list matches anything."""
+    """The filters of a list of runs; an empty list matches anything."""
 
     before_at: datetime
     before_id: str
@@ -242,7 +246,7 @@ class ListRuns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One workflow run in a list. ``completed_at`` is None while it is unfinished."""
+    """One workflow run in a list. ``completed_at`` is None until the run has ended."""
 
     id: str
     name: str
@@ -286,7 +290,7 @@ class PausedRun(NamedTuple):
 
 
 class ExpiredRun(NamedTuple):
-    """``expired`` is False if the run was resumed in the meantime."""
+    """The result of expiring a paused run; ``expired`` is False if the run was resumed in the meantime."""
 
     expired: bool
 
