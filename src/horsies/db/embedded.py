@@ -317,7 +317,7 @@ def _ensure_running(server: Any) -> None:
         )
         found = _running_server(server.pgdata)
     if found is None:
-        raise OSError("it ended at once")
+        raise OSError("the server ended immediately")
     server._postmaster_info = found
 
 

@@ -27,10 +27,10 @@ CONFLICTS = ("40001", "40P01")  # serialization failure, deadlock
 _CONNECTION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
 _TRANSIENT_CLASSES = ("08", "53")
 _TRANSIENT_STATES = {
-    *("57P01", "57P02", "57P03"),  # shutting down, crashed, starting up
+    *("57P01", "57P02", "57P03"),  # the server shuts down, has crashed or is starting
     *CONFLICTS,
     "25006",  # read-only: the server is not the primary (yet or any longer)
-    *("57014", "55P03", "57P05", "25P03", "25P04"),  # the timeouts an administrator may set
+    *("57014", "55P03", "57P05", "25P03", "25P04"),  # the time limits that an administrator can set
 }
 # A general limit was exceeded. Of the errors with this code, only a full notification queue is unrelated
 # to the statement itself.
@@ -42,20 +42,20 @@ _QUEUES_NOTIFICATIONS = "PreCommit_Notify"
 # takes long, needs much memory or raises such an error itself. A full disk, the number of connections and
 # a lost connection affect the whole server.
 _LASTING_STATES = {
-    *("57014", "25P04"),  # a cancelled statement or its time limit, the time limit of a transaction
-    *("53000", "53200", "53400"),  # resources: memory, a configured limit
+    *("57014", "25P04"),  # a statement was cancelled or timed out, or a transaction did
+    *("53000", "53200", "53400"),  # the server lacks memory or exceeds a configured limit
     *CONFLICTS,
 }
 # No row can store this text: its characters, its length or its size are not allowed, or an operator's
 # index or type cannot parse it.
 _TEXT_STATES = {"22021", "22P05", "22001", "22P02", _LIMIT_EXCEEDED}
-_TOO_LARGE = "invalid memory alloc request size"  # not translated
-_INSTALLATION_CLASSES = ("28", "3D", "3F")  # the login, the database, the schema
+_TOO_LARGE = "invalid memory alloc request size"  # the server does not translate it
+_INSTALLATION_CLASSES = ("28", "3D", "3F")  # login, database or schema are wrong
 _INSTALLATION_STATES = {
-    "42501",  # a privilege is missing
+    "42501",  # the role lacks a privilege
     # The tables and functions do not match this release.
     *("42P01", "42703", "42883", "42704", "42601"),
-    *("26000", "42P05"),  # prepared statements: a pooler that the configuration does not mention
+    *("26000", "42P05"),  # prepared statements fail behind an undeclared pooler
     "57P04",  # the database was dropped
 }
 

@@ -70,8 +70,8 @@ def silent(seconds: float) -> OperationalError:
 
 
 def hang_up(connection: Any) -> None:
-    """Shut down a connection's socket, which ends every wait on it. Cancelling a psycopg call is not enough:
-    it goes back to waiting for the server.
+    """Shut down a connection's socket, which ends every wait on it. Cancelling a psycopg call is not
+    enough, because psycopg then waits for the server again.
     """
     with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as stream:
         stream.shutdown(socket.SHUT_RDWR)

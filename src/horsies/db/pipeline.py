@@ -407,7 +407,7 @@ def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]
     reason.
     """
     if sum(map(len, filter(None, chain.from_iterable(texts)))) <= MESSAGE_BYTES_MAX:
-        return  # all of them together are small enough
+        return  # all statements together are small enough
     for (statement, _), values in zip(steps, texts, strict=True):
         size = sum(map(len, filter(None, values)))
         if size > MESSAGE_BYTES_MAX:

@@ -445,7 +445,7 @@ def _view(kind: type[View], connection: Any, loan: _Loan) -> View:
     view.__dict__.update(connection.__dict__)
     view.loan = loan
     view._pool = None  # psycopg warns when a connection without a pool is not closed
-    view._adapters = None  # those that the task registers are its own
+    view._adapters = None  # adapters that the task registers stay in this object
     found: View = view
     return found
 

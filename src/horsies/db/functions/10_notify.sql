@@ -142,7 +142,7 @@ BEGIN
         RETURN NULL;
     END IF;
     SELECT array_agg(DISTINCT CASE WHEN lane IS NULL THEN '' ELSE '@' END || queue_name) FILTER (
-            -- A waiting task that ends may have been the head of its lane.
+            -- A waiting task that ends may have been the first task of its lane, so the next one may start.
             WHERE status = 'PENDING' OR (lane IS NOT NULL AND claimed_by_worker_id IS NULL)),
         array_agg(id) FILTER (WHERE status IN ('FAILED', 'CANCELLED', 'EXPIRED')),
         bool_or(workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),

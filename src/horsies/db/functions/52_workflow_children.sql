@@ -36,7 +36,7 @@ BEGIN
             completed_at = CASE WHEN child_id IS NULL AND is_open THEN clock_timestamp() END,
             result = CASE WHEN child_id IS NULL AND is_open THEN '{"err":'
                 || horsies_task_error('WORKFLOW_ENQUEUE_FAILED', 'The plan of sub-workflow '
-                    || coalesce(node.sub_workflow_name, node.node_id) || ' is no run that can be started.')
+                    || coalesce(node.sub_workflow_name, node.node_id) || ' is not a run that can be started.')
                 || '}' END
         WHERE node.workflow_id = expansion.workflow_id AND node.task_index = expansion.task_index;
         IF child_id IS NULL THEN

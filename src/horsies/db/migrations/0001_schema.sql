@@ -105,9 +105,9 @@ CREATE INDEX horsies_tasks_claim_async ON horsies_tasks (queue_name, priority, e
     WHERE status = 'PENDING' AND NOT held AND task_options LIKE '{"async":true%';
 -- Due tasks with a key, by lane: one index probe finds the next lane, however many tasks the previous lane has. For a
 -- plain task, the check of the predicate ends at its first condition. Delayed tasks are in the second index until a
--- worker moves them when they become due (horsies_look_at_keys_v1), so no claim has to skip them. No other index may
--- have the same leading columns: the planner would use it, and read all tasks of one lane to find those of another
--- lane.
+-- worker moves them when they become due (horsies_look_at_keys_v1), so no claim has to skip them. No second index may
+-- offer the same order to these queries: the planner would use it, and read all tasks of one lane to find those of
+-- another lane.
 CREATE INDEX horsies_tasks_lane ON horsies_tasks (queue_name, lane, priority, enqueued_at, id)
     WHERE lane IS NOT NULL AND status = 'PENDING' AND enqueued_at <= updated_at;
 -- Due tasks with a key of "async def" functions, so that a claim for async children finds only lanes with such tasks,
@@ -394,7 +394,8 @@ CREATE TABLE horsies_task_defaults (
 -- application's rows when it starts. Addresses and secrets stay in the configuration of the workers.
 CREATE TABLE horsies_webhooks (
     name          varchar(40)   PRIMARY KEY,
-    -- 'task.failed', 'task.cancelled', 'task.expired', 'run.ended', 'finding.opened', 'finding.closed'.
+    -- The events to which the webhook subscribes: 'task.failed', 'task.cancelled', 'task.expired', 'run.ended',
+    -- 'finding.opened', 'finding.closed'.
     events        text[]        NOT NULL,
     -- The names of the tasks whose events are delivered; NULL for all tasks.
     task_names    text[],
@@ -442,8 +443,8 @@ CREATE TABLE horsies_workers (
     release          varchar(255),
     processes        integer       NOT NULL,
     queues           varchar[]     NOT NULL,
-    -- {"tasks": {name: fingerprint}, "workflows": {definition key: fingerprint}}, with fingerprints of the
-    -- parameters. NULL for a worker that did not register its tasks.
+    -- What the worker can run, with fingerprints of the parameters: {"tasks": {name: fingerprint}, "workflows":
+    -- {definition key: fingerprint}}. NULL for a worker that did not register its tasks.
     known_tasks      jsonb,
     started_at       timestamptz   NOT NULL DEFAULT clock_timestamp(),
     seen_at          timestamptz   NOT NULL DEFAULT clock_timestamp(),
@@ -678,7 +679,7 @@ CREATE TABLE horsies_workflow_tasks (
     map_over              integer,
     map_parameter         varchar(255),
     max_parallel          integer,
-    -- The most items that a map may have (payload.max_map_items); NULL if there is no limit.
+    -- The maximum number of items in a map (payload.max_map_items); NULL if there is no limit.
     max_items             integer,
     allow_failed_items    boolean       NOT NULL DEFAULT false,
     items_total           integer,
@@ -791,7 +792,7 @@ CREATE INDEX horsies_measures_minutes ON horsies_measures (minute) WHERE minutes
 
 -- Actions -----------------------------------------------------------------------------------------
 -- Changes made by people: pauses, cancellations, retries, bulk orders. A row is written in the change's own
--- transaction, even for a refused change. It never contains task arguments or results.
+-- transaction, even for a refused change. Task arguments and results are never recorded.
 CREATE TABLE horsies_actions (
     id       bigint        GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at       timestamptz   NOT NULL DEFAULT clock_timestamp(),

@@ -82,8 +82,8 @@ WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid AND relatio
 ORDER BY name
 
 -- name: find_xmin_holders
--- Transactions and slots that keep dead rows from vacuum: sessions in this database, standbys, replication slots,
--- prepared transactions. The text of a session's statement is omitted, because it may contain arguments.
+-- Transactions and slots that keep vacuum from removing dead rows: sessions in this database, standbys, replication
+-- slots, prepared transactions. The text of a session's statement is omitted, because it may contain arguments.
 SELECT 'session' AS kind, pid::text AS name, concat_ws(', ', nullif(application_name, ''), state) AS detail,
     extract(epoch FROM clock_timestamp() - coalesce(xact_start, backend_start))::float8 AS seconds,
     age(coalesce(backend_xmin, backend_xid))::bigint AS transactions

@@ -38,7 +38,8 @@ CROSS JOIN (
           WHERE coalesce(task.status, '') = 'PENDING' LIMIT %(most)s::integer) AS wait) AS waits
 
 -- name: read_table_sizes
--- The size of each of this schema's tables including indexes, and its dead rows. Reads the catalog and file sizes.
+-- For each table of this schema: its size with its indexes, and how many dead rows it has. Reads the catalog and file
+-- sizes.
 SELECT relation.relname::text AS name, pg_total_relation_size(relation.oid)::float8 AS bytes,
     coalesce(pg_stat_get_dead_tuples(relation.oid), 0)::float8 AS dead_rows
 FROM pg_class AS relation

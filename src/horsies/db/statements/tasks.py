@@ -202,7 +202,7 @@ class TaskAttemptInfo:
     attempt: int
     """The number of the attempt, from 1."""
     outcome: TaskAttemptOutcome
-    """Whether the attempt returned a value, ended with an error, or lost its process."""
+    """Whether the attempt returned a value, ended with an error, or was lost with its process."""
     will_retry: bool
     """Whether another attempt followed this attempt."""
     started_at: datetime | None
