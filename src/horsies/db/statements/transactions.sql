@@ -7,19 +7,19 @@
 -- different, the task has ended that transaction itself, and this is a later one. In another replication role the
 -- triggers would not fire.
 --
--- The statement also sets two things for the statements that record the outcome. A generic plan, because a custom plan
--- for arrays of one element looks cheaper, so that the server would plan these statements again for each task, at a
--- third of their time. And the session's role, because a role that the task has set may have no privileges on the
--- library's tables.
+-- The statement also prepares the transaction for the statements that record the outcome. It asks for generic plans: a
+-- custom plan for arrays of one element looks cheaper, so the server would plan these statements again for each task,
+-- which takes a third of their time. And it restores the session's role, because a role that the task has set may have
+-- no privileges on the library's tables.
 SELECT CASE WHEN current_setting('horsies.attempt', true) IS DISTINCT FROM %(mark)s THEN 'horsies: ended'
     WHEN current_setting('session_replication_role') <> 'origin' THEN 'horsies: replica'
     ELSE '0' END::integer AS met, set_config('plan_cache_mode', 'force_generic_plan', true) AS plan_mode,
     set_config('role', NULL, true) AS role
 
 -- name: use_session_role
--- Record the outcome with the session's role, because a role that the task has set may have no privileges on the
--- library's tables; and with generic plans, because a custom plan for arrays of one element looks cheaper, so that the
--- server would plan these statements again for each task, at a third of their time.
+-- Restore the session's role before the outcome is recorded, because a role that the task has set may have no
+-- privileges on the library's tables. Also ask for generic plans: a custom plan for arrays of one element looks
+-- cheaper, so the server would plan the statements again for each task, which takes a third of their time.
 SELECT set_config('role', NULL, true) AS role, set_config('plan_cache_mode', 'force_generic_plan', true) AS plan_mode
 
 -- name: complete_own

@@ -1,6 +1,5 @@
--- Statements on the workers' own records, and the search for tasks of dead workers by the reaper. The reaper has no
--- statements of its own that change tasks: it records outcomes with the workers' statements, on behalf of the dead
--- worker.
+-- Statements on the workers' own records, and the search for tasks of dead workers by the reaper. The reaper changes no
+-- tasks with separate statements: it records outcomes with the workers' statements, on behalf of the dead worker.
 
 -- name: register_worker
 -- Store a worker's current row. A worker that was declared lost registers again under the same id.
