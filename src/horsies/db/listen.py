@@ -123,7 +123,7 @@ class Listener:
         """Return the time until ``receive`` can reconnect, or None while connected."""
         if self.connection is None:
             return max(0.0, self._retry_at - time.monotonic())
-        return 0.0 if self.connection.closed else None  # a statement found that the connection was closed
+        return 0.0 if self.connection.closed else None  # a statement saw the connection closed
 
     def has_notifications(self) -> bool:
         """Take notifications that arrived with the answer to a statement on this connection. The socket

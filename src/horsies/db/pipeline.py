@@ -385,7 +385,7 @@ class Pipeline:
                 if self._prepared is not None:
                     try:
                         self.connection.execute("DEALLOCATE ALL", prepare=False)
-                    except Error as error:  # it is unknown what is prepared: only a new session helps
+                    except Error as error:  # unknown PREPAREs: only a new session helps
                         raise OperationalError(f"the session is in doubt: {error}") from error
                     self._prepared = _Prepared()
                 # rolls back a transaction opened by BEGIN; without one, nothing is sent

@@ -403,9 +403,7 @@ class AsyncTaskSession:
         connection, pgconn = self._connection, self._connection.pgconn
         with suppress(psycopg.Error, TimeoutError):
             async with asyncio.timeout(2 * CANCEL_SECONDS):
-                if (
-                    connection.lock.locked()
-                ):  # a coroutine of the task is executing a statement
+                if connection.lock.locked():  # a coroutine of the task is executing a statement
                     await connection.cancel_safe(timeout=CANCEL_SECONDS)
                 is_open = pgconn.transaction_status != TransactionStatus.IDLE
                 if is_open and pgconn.pipeline_status == PipelineStatus.OFF:
@@ -456,7 +454,7 @@ def _begin_command(mark: str, connection: SessionConnection | AsyncSessionConnec
     """
     first = _CLEAN if connection.is_used and not connection.is_pooled else b""
     connection.is_used = True
-    name = f"horsies:{ROLE} {mark.partition('/')[0]}"  # others find the session of a task by this name
+    name = f"horsies:{ROLE} {mark.partition('/')[0]}"  # others find the session by this name
     settings = f"SET LOCAL horsies.attempt = '{mark}'; SET LOCAL application_name = '{name}'"
     return first + f"BEGIN; {settings}".encode()
 
