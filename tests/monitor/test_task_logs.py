@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import psycopg
 import pytest
 
 from horsies.config.app import RecoveryConfig
 from horsies.db.pipeline import Pipeline
+from horsies.db.statements.erasing import delete_tasks, redact_tasks
+from horsies.db.statements.turn import store_logs
 from horsies.worker.reaper import sweep
 from tests.support.command_line import Run
-from tests.support.database import Database
+from tests.support.database import Database, lock_waiters
 from tests.support.rows import add_task
+from tests.support.wait import wait_until
 
 BODY = (
     "2026-11-18T06:00:00.123Z INFO shop: token=abc\n2026-11-18T06:00:01.000Z INFO shop: \x1b[2J\n"
@@ -70,3 +76,51 @@ def test_logs_are_deleted_with_their_task(database: Database) -> None:
     database.execute("DELETE FROM horsies_tasks WHERE id = %s", [deleted])
     rows = database.execute("SELECT task_id::text FROM horsies_task_logs").fetchall()
     assert rows == [(kept,)]
+
+
+ERASE = pytest.mark.parametrize("erase", [delete_tasks, redact_tasks], ids=["delete", "redact"])
+
+
+def store_late(connection: Any, task_id: str) -> None:
+    """Store what an attempt has logged whose worker lost the task and came back."""
+    store_logs.fetch(connection, [task_id], [1], [1], [BODY], [0], [2])
+
+
+def logs(database: Database) -> int:
+    ((count,),) = database.execute("SELECT count(*) FROM horsies_task_logs").fetchall()
+    return int(count)
+
+
+@ERASE
+def test_a_worker_that_comes_back_stores_no_log_of_an_erased_task(
+    database: Database, erase: Any
+) -> None:
+    kept, erased = (add_task(database, status="FAILED", generation=2) for _ in range(2))
+    erase.fetch(database, [erased])
+    for task_id in (kept, erased):
+        store_late(database, task_id)
+    rows = database.execute("SELECT task_id::text FROM horsies_task_logs").fetchall()
+    assert rows == [(kept,)]
+
+
+@ERASE
+@pytest.mark.parametrize("logs_first", [True, False], ids=["log first", "erasure first"])
+def test_a_log_and_an_erasure_at_the_same_time_leave_no_log(
+    database: Database, process_url: str, erase: Any, logs_first: bool
+) -> None:
+    task_id = add_task(database, status="FAILED", generation=2)
+    with (
+        psycopg.connect(process_url) as first,
+        psycopg.connect(process_url, autocommit=True) as second,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        if logs_first:
+            store_late(first, task_id)
+            other = threads.submit(erase.fetch, second, [task_id])
+        else:
+            erase.fetch(first, [task_id])
+            other = threads.submit(store_late, second, task_id)
+        wait_until(lambda: lock_waiters(database) == 1 or other.done())
+        first.commit()
+        other.result(30)
+    assert logs(database) == 0

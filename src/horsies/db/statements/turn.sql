@@ -116,12 +116,15 @@ RETURNING task_id::text
 
 -- name: store_logs
 -- Store the lines that attempts have logged, in the transaction that records their outcomes. The lines of an attempt
--- that this worker no longer owns are stored too, because its code ran; for a deleted task nothing is stored.
+-- that this worker no longer owns are stored too, because its code ran; for a deleted or redacted task nothing is
+-- stored. The lock makes an erasure at the same time wait, so that it sees these lines. The row of a recorded outcome is
+-- already locked by this transaction. Other locked rows are skipped, because a turn must not wait to store lines.
 INSERT INTO horsies_task_logs (task_id, generation, attempt, body, dropped, cut_after)
 SELECT task.id, log.generation, log.attempt, log.body, log.dropped, log.cut_after
 FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(attempts)s::integer[], %(bodies)s::text[],
     %(dropped)s::integer[], %(cut_after)s::integer[]) AS log (id, generation, attempt, body, dropped, cut_after)
-JOIN horsies_tasks AS task ON task.id = log.id AND task.generation >= log.generation
+JOIN horsies_tasks AS task ON task.id = log.id AND task.generation >= log.generation AND task.redacted_at IS NULL
+FOR SHARE OF task SKIP LOCKED
 ON CONFLICT (task_id, generation) DO NOTHING
 RETURNING task_id::text
 
