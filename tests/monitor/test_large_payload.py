@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from horsies import AppConfig, Horsies, PayloadStore, PostgresConfig, TableStore
@@ -26,8 +28,9 @@ from horsies.web import AllowAll, create_app
 from horsies.worker.payload_sweep import delete_released
 from tests.support.applications import store_task
 from tests.support.command_line import Run
-from tests.support.database import Database
+from tests.support.database import Database, lock_waiters
 from tests.support.file_store import Directory, FileStore
+from tests.support.wait import wait_until
 
 READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 LARGE = "ada" * 1_000
@@ -219,6 +222,26 @@ def test_an_object_goes_with_the_last_task_that_shares_it(
     database.execute(_END.encode())
     erase.fetch(database, [again.task_id])
     assert objects(database) == 0
+
+
+@KINDS
+@pytest.mark.parametrize("erase", [delete_tasks, redact_tasks], ids=["delete", "redact"])
+def test_a_task_that_is_being_erased_is_not_sent_again(
+    app: Horsies, database: Database, process_url: str, directory: Directory | None, erase: Any
+) -> None:
+    """A copy would keep the arguments, and refer to objects that are deleted."""
+    sent = store_task(app).send({"name": LARGE}).unwrap()
+    database.execute(_END.encode())
+    with psycopg.connect(process_url) as erasing, ThreadPoolExecutor(1) as threads:
+        erase.fetch(erasing, [sent.task_id])
+        again = threads.submit(app.retry_task, sent.task_id)
+        wait_until(lambda: lock_waiters(database) == 1 or again.done())
+        erasing.commit()
+        assert again.result(30).is_err()
+    assert database.execute("SELECT FROM horsies_tasks WHERE args IS NOT NULL").rowcount == 0
+    delete_released(app.config.broker)
+    assert objects(database) == 0
+    assert directory is None or directory.names() == set()
 
 
 @pytest.mark.parametrize("call", [None, EncodedCall('["bob"]', "{}")], ids=["as it was", "edited"])

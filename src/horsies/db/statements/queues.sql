@@ -25,13 +25,15 @@ FROM resumed CROSS JOIN LATERAL pg_notify('task_queue_' || resumed.name, '') AS 
 -- refers to its original, counts its retries from zero, and has no idempotency key and no deadline in the past. With
 -- "once", tasks that have already been sent again are skipped. The span of a new task links to the original send and is
 -- not its child. If a new id already exists, it belongs to the same request, whose answer was lost. A redacted task is
--- not sent again, because its arguments are gone. A copy shares the large payload in its arguments with its original.
--- Returns the original rows that were found. Parameters: "once" skips tasks that have already been sent again.
+-- not sent again, because its arguments are gone. The lock makes this statement wait for an erasure that has begun:
+-- otherwise the copy would keep the arguments, and refer to objects that are then deleted. A copy shares the large
+-- payload in its arguments with its original. Returns the original rows that were found. Parameters: "once" skips tasks
+-- that have already been sent again.
 WITH met AS MATERIALIZED (
     SELECT task.*, asked.new_id, %(once)s::boolean AND EXISTS (
         SELECT FROM horsies_tasks AS again WHERE again.retried_from_task_id = asked.id) AS was_resent
     FROM unnest(%(ids)s::uuid[], %(new_ids)s::uuid[]) AS asked (id, new_id)
-    CROSS JOIN LATERAL (SELECT * FROM horsies_tasks WHERE id = asked.id OFFSET 0) AS task),
+    CROSS JOIN LATERAL (SELECT * FROM horsies_tasks WHERE id = asked.id OFFSET 0 FOR SHARE) AS task),
 sent AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
