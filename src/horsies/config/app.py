@@ -379,8 +379,8 @@ class PayloadConfig(FrozenModel):
 
     max_map_items: int | None = Field(default=100_000, ge=1)
     """The most items that a map node may have, at least 1; a node with more items fails with
-    PAYLOAD_TOO_LARGE. The limit configured in the program that starts the run applies. None sets no
-    limit. Defaults to 100,000.
+    PAYLOAD_TOO_LARGE. A run uses the limit that is configured in the program that starts it. None sets
+    no limit. Defaults to 100,000.
     """
 
     @model_validator(mode="after")
