@@ -5,11 +5,21 @@ from __future__ import annotations
 import base64
 import logging
 import socket
+import ssl
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from horsies import AppConfig, CustomQueueConfig, Horsies, PostgresConfig, QueueMode, Webhook
 from horsies.config.webhooks import is_public
@@ -159,7 +169,7 @@ def test_public_addresses_are_recognised(address: str) -> None:
 
 
 def answers(*addresses: str) -> Any:
-    def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
+    def getaddrinfo(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in addresses]
 
     return getaddrinfo
@@ -301,6 +311,73 @@ def test_a_receiver_that_keeps_quiet_or_is_down_has_not_answered() -> None:
             deliver_event(slow, EVENT)
     with pytest.raises(TaskFailed, match="did not answer: Connection refused"):
         deliver_event(closing, EVENT)
+
+
+def test_an_answer_that_comes_byte_by_byte_ends_with_the_time_limit() -> None:
+    with creeping() as port:
+        there = hook(url=f"http://127.0.0.1:{port}/x", allow_private=True, timeout_seconds=0.5)
+        with pytest.raises(TaskFailed, match="did not answer: timed out"):
+            deliver_event(there, EVENT)
+
+
+@contextmanager
+def creeping() -> Iterator[int]:
+    """A receiver that sends its answer byte by byte, for three seconds."""
+
+    def answer(listener: socket.socket) -> None:
+        stream, _ = listener.accept()
+        with stream, suppress(OSError):
+            stream.sendall(b"HTTP/1.1 200 OK\r\nx: ")
+            for _ in range(300):
+                stream.sendall(b"x")
+                time.sleep(0.01)
+            stream.sendall(b"\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+        listener.settimeout(10)
+        threads.submit(answer, listener)
+        yield listener.getsockname()[1]
+
+
+def test_the_certificate_of_another_host_is_refused_without_naming_the_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    certificate = tmp_path / "certificate.pem"
+    certificate.write_bytes(certificate_of("other.example"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setattr(socket, "getaddrinfo", answers("127.0.0.1"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+
+    def greet(listener: socket.socket) -> None:
+        stream, _ = listener.accept()
+        with stream, suppress(OSError):
+            context.wrap_socket(stream, server_side=True).close()
+
+    for host in ("hidden.example", "127.0.0.1"):
+        with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+            listener.settimeout(10)
+            threads.submit(greet, listener)
+            url = f"https://{host}:{listener.getsockname()[1]}/x"
+            with pytest.raises(TaskFailed, match="the certificate is not accepted") as caught:
+                deliver_event(hook(url=url, allow_private=True), EVENT)
+        assert "mismatch" in str(caught.value)
+        assert host not in str(caught.value)
+
+
+def certificate_of(host: str) -> bytes:
+    """A certificate that signs itself, and its key."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    kept = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return made.public_bytes(Encoding.PEM) + key.private_bytes(*kept)
 
 
 def test_an_unencrypted_receiver_gets_nothing_over_https() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import http.client
+import io
 import re
 import socket
 import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from horsies.webhooks.addresses import resolve
@@ -106,10 +107,9 @@ def _exchange(
 ) -> Answer:
     stream.settimeout(_left(deadline))
     connection = http.client.HTTPConnection(destination.host, destination.port)
-    connection.sock = stream
+    connection.sock = cast("socket.socket", _Limited(stream, deadline))
     fields = {"host": destination.authority, "connection": "close", **headers}
     connection.request("POST", destination.target, body, fields)
-    stream.settimeout(_left(deadline))
     with connection.getresponse() as response:
         wait = response.headers.get("retry-after", "").strip()
         response.read(_READ_BYTES)
@@ -117,14 +117,48 @@ def _exchange(
         return Answer(response.status, seconds)
 
 
+class _Limited:
+    """A connection as the HTTP library uses it, whose reads end at the deadline, however slowly the bytes
+    arrive. It is closed by its owner.
+    """
+
+    def __init__(self, stream: socket.socket, deadline: float) -> None:
+        self._stream = stream
+        self._deadline = deadline
+
+    def sendall(self, data: bytes) -> None:
+        self._stream.sendall(data)
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Incoming(self._stream, self._deadline))
+
+    def close(self) -> None:
+        """Keep the connection open: the library closes it before it reads the answer's body."""
+
+
+class _Incoming(io.RawIOBase):
+    """The bytes of a connection until the deadline."""
+
+    def __init__(self, stream: socket.socket, deadline: float) -> None:
+        self._stream = stream
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        self._stream.settimeout(_left(self._deadline))
+        return self._stream.recv_into(buffer)
+
+
 def reason(error: BaseException) -> str:
     """Return why there was no answer. Messages of the HTTP library may quote the path, which may be a secret,
-    so they are left out.
+    so they are left out; so is the part of a message about a certificate that names the host.
     """
     if isinstance(error, TimeoutError):
         return "timed out"
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate is not accepted ({error.verify_message})"
+        return f"the certificate is not accepted ({error.verify_message.partition(',')[0]})"
     return getattr(error, "strerror", None) or type(error).__name__
 
 

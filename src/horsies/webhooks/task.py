@@ -42,7 +42,7 @@ else:  # only a child that delivers needs them
 FAILED, GONE, PRIVATE = "WEBHOOK_FAILED", "WEBHOOK_GONE", "WEBHOOK_ADDRESS_PRIVATE"
 
 _LONGEST_WAIT_SECONDS = 3_600.0
-# A receiver that sends its answer byte by byte is stopped by the time limit of the task.
+# The resolver of host names has no time limit of its own; the time limit of the task stops it.
 _GRACE_SECONDS = 5.0
 _RETRIED = (FAILED, "TASK_TIMEOUT", "WORKER_CRASHED", "WORKER_STOPPED")
 
