@@ -206,6 +206,24 @@ class StderrHandler(logging.StreamHandler[TextIO]):
     application's handlers.
     """
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record. A value that nests without an end is reported like any other value that cannot be
+        written; the standard library would raise this one error in the task.
+        """
+        try:
+            super().emit(record)
+        except RecursionError:
+            report_unwritten(self, record)
+
+
+def report_unwritten(handler: logging.Handler, record: logging.LogRecord) -> None:
+    """Report a record that cannot be written, in the way of the standard library: on standard error.
+
+    The report shows the record's arguments. The representation of an argument may nest without an end, too.
+    """
+    with suppress(RecursionError):
+        handler.handleError(record)
+
 
 class TaskFilter(logging.Filter):
     """Adds the task and its queue, run and node to every record written while a task runs, as well as the

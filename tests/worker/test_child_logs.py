@@ -106,3 +106,25 @@ def test_what_the_library_finds_wrong_is_logged(capsys: pytest.CaptureFixture[st
     execute(app, Assignment("id-1", 1, "nobody", 1, "[]", "{}", None))
     (entry,) = json_lines(capsys)
     assert "Task 'nobody' is not registered" in str(entry["message"])
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_record_that_nests_without_an_end_does_not_fail_the_task(
+    capsys: pytest.CaptureFixture[str], log_format: str
+) -> None:
+    class Endless:
+        def __str__(self) -> str:
+            return str(self)
+
+        __repr__ = __str__
+
+    start_child_logging(log_format)
+    circle: dict[str, object] = {}
+    circle["circle"] = circle
+    logger = logging.getLogger("shop")
+    logger.warning("a circle", extra={"field": circle})
+    logger.warning("no end: %s", Endless())
+    logger.warning("the next line")
+    shown = capsys.readouterr().err
+    assert shown.count("Logging error") == (2 if log_format == "json" else 1)
+    assert "the next line" in shown

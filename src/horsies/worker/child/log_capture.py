@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from horsies.captured_log import CapturedLog
 from horsies.current_task import CurrentTask, attempt_token, running_task
-from horsies.logs import CaptureFormatter
+from horsies.logs import CaptureFormatter, report_unwritten
 from horsies.worker.log_area import LogArea
 from horsies.worker.protocol import Assignment, ChildBoot
 from horsies.worker.sharing import SharedPage
@@ -35,7 +35,7 @@ class CaptureHandler(logging.Handler):
         try:
             area.write(self.format(record))
         except Exception:  # formatting runs code of the application
-            self.handleError(record)
+            report_unwritten(self, record)
 
 
 class Capture:
