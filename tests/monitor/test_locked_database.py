@@ -64,10 +64,10 @@ DOCTOR_SECONDS = doctor.PATIENCE_SECONDS + SLACK_SECONDS
 FROZEN_SAMPLE = ["status", "explain queue", "doctor", "cancel"]
 EVERY = [*READS, *CHANGES]
 # Commands whose answer may be another one than the error: a report, or a refusal because of the row's state.
-REPORTS = ("health", "doctor", "retry", "delete", "redact")
+REPORTS = ("health", "doctor", "retry", "delete", "redact", "workflow audit")
 REFUSALS = (
     *("nothing was changed", "has failed", "is not held", "is not parked", "has no step"),
-    *("no task named", "not a schedule of"),
+    *("no task named", "not a schedule of", "is not registered in"),
 )
 # A migration waits for other migrations.
 MIGRATION_SECONDS = migrate.PATIENCE_SECONDS + migrate.LOCK_TIMEOUT_MS / 1_000 + SLACK_SECONDS
