@@ -76,7 +76,8 @@ BESIDE = ("tests/support", "tools", "benchmarks")
 # Generated from docstrings and messages of other folders.
 GENERATED = ("docs/api.md", "docs/api/", "docs/doctor.md", "docs/explain.md")
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
-_SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n")
+# The bar separates the cells of a table row.
+_SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n|\s*\|\s+")
 _CODE = re.compile(r"``[^`]*``|`[^`]*`|\bhttps?://\S+")
 
 
@@ -136,7 +137,7 @@ def sql_prose(path: Path) -> Iterator[Text]:
 
 
 def page_prose(path: Path) -> Iterator[Text]:
-    """Paragraphs, list items and table cells of a Markdown page, without its code blocks."""
+    """Paragraphs, list items and table rows of a Markdown page, without its code blocks."""
     name = str(path.relative_to(REPOSITORY))
     text = re.sub(
         r"^```.*?^```",
@@ -148,9 +149,7 @@ def page_prose(path: Path) -> Iterator[Text]:
     number = 1
     for paragraph in re.split(r"(\n\s*\n|\n(?=[-|#] ?))", text):
         if paragraph.strip():
-            cells = re.split(r"\s*\|\s*", paragraph) if paragraph.startswith("|") else [paragraph]
-            for cell in cells:
-                yield Text(f"{name}:{number}", cell)
+            yield Text(f"{name}:{number}", paragraph)
         number += paragraph.count("\n")
 
 
@@ -160,15 +159,27 @@ def spoken(path: Path) -> Iterator[Text]:
     name = str(path.relative_to(REPOSITORY))
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _speaks(node):
-            for part in ast.walk(node):
-                if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                    yield Text(f"{name}:{part.lineno}", part.value)
+            yield from (Text(f"{name}:{line}", text) for line, text in _strings(node))
         if (
             path.parent.name == "cli"
             and isinstance(node, ast.FunctionDef)
             and not node.name.startswith("_")
         ):
             yield Text(f"{name}:{node.lineno}", ast.get_docstring(node) or "")
+
+
+def _strings(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every string below a node and its line; a formatted string is one text, `…` where a value stands."""
+    if isinstance(node, ast.JoinedStr):
+        parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+        yield node.lineno, "".join(map(str, parts))
+        node = ast.Tuple(
+            [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+        )
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.lineno, node.value
+    for child in ast.iter_child_nodes(node):
+        yield from _strings(child)
 
 
 def _speaks(call: ast.Call) -> bool:
