@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from horsies.worker.agenda import NEVER
-from horsies.worker.wakeups import PASS_SECONDS, REST_SECONDS, WakeUps
+from horsies.worker.notifications import PASS_SECONDS, REST_SECONDS, WakeUps
 
 
 def test_a_wake_up_is_passed_on_a_little_later_unless_it_is_served() -> None:

@@ -18,8 +18,8 @@ import pytest
 from horsies.worker import os_process, protocol
 from horsies.worker.child import main
 from horsies.worker.pool.events import Died, Reported, Stopped
-from horsies.worker.pool.inbox import Inbox
 from horsies.worker.pool.launcher import StartMethod
+from horsies.worker.pool.pool import FrameReader
 from tests.support.pool import (
     BOOT,
     MakePool,
@@ -283,9 +283,9 @@ def test_frames_without_end_are_not_read_to_their_end(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = make_pool(1)
-    monkeypatch.setattr(Inbox, "receive", lambda inbox, child: True)
+    monkeypatch.setattr(FrameReader, "receive", lambda frames, child: True)
     (child,) = pool._children.all
-    assert pool._inbox.drain(child)
+    assert pool._frames.drain(child)
 
 
 @pytest.mark.parametrize("method", list(StartMethod))

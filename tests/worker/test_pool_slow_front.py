@@ -19,8 +19,8 @@ from horsies.worker.pool.assignments import Assignments
 from horsies.worker.pool.child_process import ChildProcess, ChildState
 from horsies.worker.pool.children import Children, PoolSettings
 from horsies.worker.pool.events import Reported, TakenBack
-from horsies.worker.pool.inbox import Inbox
 from horsies.worker.pool.launcher import StartMethod
+from horsies.worker.pool.pool import FrameReader
 from horsies.worker.pool.stops import Stops
 from horsies.worker.protocol import Assignment, ChildReport, encode_report
 from horsies.worker.sharing import PermitPipe, Permits, SharedPage
@@ -50,7 +50,7 @@ class Scene:
 
     assignments: Assignments
     stops: Stops
-    inbox: Inbox
+    frames: FrameReader
     child: ChildProcess
     pipe: WatchedPipe
     child_socket: socket.socket
@@ -83,7 +83,7 @@ def scene() -> Iterator[Scene]:
         settings = PoolSettings(processes=1, start_method=StartMethod.SPAWN, has_windows=True)
         assignments = Assignments(selector, has_time_limits=True)
         children = Children(settings, None, selector, assignments)  # type: ignore[arg-type]
-        inbox = Inbox(children, assignments, selector)
+        frames = FrameReader(children, assignments, selector)
         page, page_fd = SharedPage.create()
         stack.callback(os.close, page_fd)
         pipe = WatchedPipe()
@@ -94,8 +94,8 @@ def scene() -> Iterator[Scene]:
         child.pid = os.getpid()
         children.all[child] = None
         selector.register(own, selectors.EVENT_READ, child)
-        stops = Stops(children, assignments, inbox, selector, 5.0)
-        made = Scene(assignments, stops, inbox, child, pipe, other, child_permits)
+        stops = Stops(children, assignments, frames.drain, selector, 5.0)
+        made = Scene(assignments, stops, frames, child, pipe, other, child_permits)
         assignments.give_window(child, [(one, PATIENCE_SECONDS) for one in (FRONT, SECOND, THIRD)])
         made.begin(1)
         yield made
@@ -110,7 +110,7 @@ def test_a_task_that_begins_while_its_successors_are_taken_back_keeps_its_time_l
 
     scene.pipe.meanwhile = go_on
     assert scene.enforce(time.monotonic() + PATIENCE_SECONDS) == 1
-    scene.inbox.drain(scene.child)
+    scene.frames.drain(scene.child)
     taken, reported = scene.assignments.events
     assert isinstance(taken, TakenBack)
     assert taken.assignments == (THIRD,)
@@ -126,6 +126,6 @@ def test_permits_that_a_task_has_read_do_not_keep_the_pool_in_a_loop(scene: Scen
     assert scene.enforce(time.monotonic() + PATIENCE_SECONDS) == 1
     assert scene.assignments.deadlines.next_at is None
     scene.report(FRONT)
-    scene.inbox.drain(scene.child)
+    scene.frames.drain(scene.child)
     assert [*scene.assignments.busy] == [SECOND.task_id]
     assert scene.child.state is ChildState.BUSY

@@ -27,8 +27,8 @@ from horsies.worker.agenda import NEVER, REST_FACTOR, lifetime_clock
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.liveness import Liveness
+from horsies.worker.notifications import WakeUps
 from horsies.worker.reaper import recover_lost_workers
-from horsies.worker.wakeups import WakeUps
 from horsies.worker.watch import Watch, WatchLimits
 
 logger = logging.getLogger("horsies.worker")

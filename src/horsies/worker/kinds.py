@@ -18,7 +18,7 @@ from horsies.db.statements.workers import store_lane_limits, store_task_rates
 from horsies.tasks.blocked import Blocked
 from horsies.worker.agenda import Agenda
 from horsies.worker.keyed import PROMOTED_MAX, KeyRings
-from horsies.worker.pool.places import FreePlaces
+from horsies.worker.pool.children import FreePlaces
 from horsies.worker.pool.window import Windows
 from horsies.worker.tally import End
 from horsies.worker.turn import Bookmarks

@@ -36,11 +36,11 @@ from horsies.worker.child.log_capture import Capture
 from horsies.worker.child.parent_socket import ParentSocket
 from horsies.worker.child.process_state import (
     ProcessState,
+    StopSwitch,
     configure_logging,
     label_handlers,
     log_safely,
 )
-from horsies.worker.child.stop_switch import StopSwitch
 from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind
 from horsies.worker.sharing import Permits, receive_descriptors
 

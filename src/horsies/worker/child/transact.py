@@ -65,7 +65,7 @@ from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.outcome import locking_steps
 from horsies.tasks.transaction import CALLED_DIRECTLY, AsyncTaskTransaction, TaskTransaction
 from horsies.worker.child.payload import stored_result, stored_result_async
-from horsies.worker.child.stop_switch import disarm_stops, stops_deferred
+from horsies.worker.child.process_state import disarm_stops, stops_deferred
 from horsies.worker.protocol import Assignment, TransactionEnd
 
 # The most sessions that a child opens. In an async child, further tasks wait for a free session.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import selectors
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from horsies.worker import os_process, protocol
 from horsies.worker.pool.assignments import Assignments
 from horsies.worker.pool.child_process import ChildProcess, ChildState, Held
 from horsies.worker.pool.children import Children
-from horsies.worker.pool.inbox import Inbox
 from horsies.worker.protocol import FrameKind
 
 
@@ -29,19 +28,19 @@ def ending_with(held: Held, reason: str) -> Sequence[Held]:
 class Stops:
     """Stops tasks, and kills the child of a task that does not end within the grace period."""
 
-    __slots__ = ("_assignments", "_children", "_grace_seconds", "_inbox", "_selector")
+    __slots__ = ("_assignments", "_children", "_drain", "_grace_seconds", "_selector")
 
     def __init__(
         self,
         children: Children,
         assignments: Assignments,
-        inbox: Inbox,
+        drain: Callable[[ChildProcess], object],
         selector: selectors.BaseSelector,
         grace_seconds: float,
     ) -> None:
         self._children = children
         self._assignments = assignments
-        self._inbox = inbox
+        self._drain = drain
         self._selector = selector
         self._grace_seconds = grace_seconds
 
@@ -51,7 +50,7 @@ class Stops:
         """
         self._assignments.return_tasks(self._assignments.take_back(child))
         self._children.release(child)
-        self._inbox.drain(child)
+        self._drain(child)
 
     def stop(self, held: Held, reason: str) -> None:
         """Stop a task: raise ``TaskStopped`` in it, or cancel its coroutine."""
@@ -95,7 +94,7 @@ class Stops:
         self._children.release(child)
         if held not in taken:
             # The task's permit was used, so the report of the task before it has been sent.
-            self._inbox.drain(child)
+            self._drain(child)
             return False
         self._assignments.return_tasks([held])
         return True
@@ -125,7 +124,7 @@ class Stops:
     def _relieve(self, front: Held) -> None:
         """Take back the assignments behind a slow front, because other children can run them sooner."""
         child = front.child
-        self._inbox.drain(child)
+        self._drain(child)
         if child.front is not front or child.state is not ChildState.BUSY:
             return
         taken = self._assignments.take_back(child)
