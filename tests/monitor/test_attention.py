@@ -170,7 +170,7 @@ LINES = [
     (
         [Finding("HELD_XMIN", "A transaction is open for 3 h.", Level.RED)],
         "A transaction is open for 3 h.",
-        ("/doctor", None),
+        ("/doctor#HELD_XMIN", None),
     ),
 ]
 

@@ -1,5 +1,6 @@
-"""The overview's attention list: cheap checks run for every view, slower ones in one run that all
-viewers share.
+"""The overview's attention list and the reports of the slower checks, which run once for all viewers.
+
+Cheap checks run for every view.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -18,28 +20,30 @@ from horsies.monitor.diagnose.attention import (
     findings_script,
     needs_attention,
 )
-from horsies.monitor.diagnose.doctor import SLOW_IDS, run_doctor
+from horsies.monitor.diagnose.doctor import SLOW_IDS, CheckReport, run_doctor
 from horsies.monitor.facts import Facts
 from horsies.result import Ok
 from horsies.tasks.broker import PostgresBroker
 from horsies.web.reading import TookTooLong
 from horsies.web.rendering import View
 
-# How often the slower checks run while the page is being viewed, and how long a view waits for them.
+# How often the slower checks run while a page with them is being viewed, and how long a view waits for
+# them.
 SLOW_SECONDS = 60.0
 PATIENCE_SECONDS = 1.0
 
 
 @dataclass
-class _Slow:
-    """The findings of the slower checks, and their run in progress."""
+class SlowChecks:
+    """The newest reports of the slower checks, the time of their end, and their run in progress."""
 
-    findings: Sequence[Finding] = ()
+    reports: Sequence[CheckReport] = ()
+    ended_at: datetime | None = None
     asked_at: float | None = None
     run: asyncio.Task[None] | None = None
 
 
-_SLOW: WeakKeyDictionary[PostgresBroker, _Slow] = WeakKeyDictionary()
+_SLOW: WeakKeyDictionary[PostgresBroker, SlowChecks] = WeakKeyDictionary()
 
 
 async def attention(view: View, facts: Facts) -> list[Attention]:
@@ -48,7 +52,8 @@ async def attention(view: View, facts: Facts) -> list[Attention]:
         found = await view.read(findings_script(facts))
     except TookTooLong as problem:
         found = [_not_read(problem)]
-    return needs_attention([*found, *await _slow_findings(view.site.broker)])
+    slow = await slow_checks(view.site.broker)
+    return needs_attention([*found, *findings_of(slow.reports)])
 
 
 def _not_read(problem: TookTooLong) -> Finding:
@@ -56,17 +61,18 @@ def _not_read(problem: TookTooLong) -> Finding:
     return Finding(problem.code, problem.sentence, Level.RED, remedy=cast("str | None", remedy))
 
 
-async def _slow_findings(broker: PostgresBroker) -> Sequence[Finding]:
-    slow = _SLOW.setdefault(broker, _Slow())
+async def slow_checks(broker: PostgresBroker) -> SlowChecks:
+    """Return the newest reports of the slower checks; run the checks if those are too old."""
+    slow = _SLOW.setdefault(broker, SlowChecks())
     if slow.asked_at is None or time.monotonic() - slow.asked_at >= SLOW_SECONDS:
         slow.asked_at = time.monotonic()
         slow.run = asyncio.create_task(_refresh(broker, slow))
         await asyncio.wait([slow.run], timeout=PATIENCE_SECONDS)
-    return slow.findings
+    return slow
 
 
-async def _refresh(broker: PostgresBroker, slow: _Slow) -> None:
-    """Run the checks in a thread; if the database cannot be reached, keep the last findings."""
+async def _refresh(broker: PostgresBroker, slow: SlowChecks) -> None:
+    """Run the checks in a thread; if the database cannot be reached, keep the last reports."""
     done = await asyncio.to_thread(run_doctor, broker, SLOW_IDS)
     if isinstance(done, Ok):
-        slow.findings = findings_of(done.ok_value)
+        slow.reports, slow.ended_at = done.ok_value, datetime.now(UTC)

@@ -1,14 +1,21 @@
-"""The page `/doctor` and its JSON: the cheap checks immediately, all of them on request."""
+"""The page `/doctor` and its JSON: the cheap checks immediately, all of them on request.
+
+The page also shows the newest reports of the slower checks, which it shares with the overview, so that
+it has every finding that the overview lists.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from starlette.responses import Response
 
-from horsies.findings import Level
+from horsies.findings import Finding, Level
+from horsies.monitor.diagnose.attention import page_of
 from horsies.monitor.diagnose.doctor import (
     CHEAP_IDS,
+    CHECKS,
     CheckReport,
     doctor_document,
     doctor_script,
@@ -18,12 +25,14 @@ from horsies.monitor.diagnose.doctor import (
 from horsies.monitor.facts import Facts
 from horsies.result import Err
 from horsies.web.answers import answer_document
+from horsies.web.attention import slow_checks
 from horsies.web.reading import TookTooLong, Unavailable
 from horsies.web.rendering import Page, Route, View
 
 LIVE_SECONDS = 10.0
 # The most findings of one check on the page: thousands of queues may have the same one.
 FINDINGS_MAX = 50
+_PLACES = {check.id: place for place, check in enumerate(CHECKS)}
 # Each level's class and sign.
 SIGNS = {
     Level.RED: ("status-failed", "✗"),
@@ -49,23 +58,33 @@ async def _reports(view: View) -> list[CheckReport]:
 
 
 async def doctor_page(view: View) -> Page:
-    """Show the findings, the most serious first; `?full=1` runs every check."""
+    """Show the findings, the most serious first; `?full=1` runs every check now."""
+    is_full, slow_at = bool(view.query.get("full")), None
     reports = await _reports(view)
-    findings = [
-        (report, finding) for report in reports for finding in report.findings[:FINDINGS_MAX]
-    ]
-    findings.sort(key=lambda found: list(SIGNS).index(found[1].level))
+    if not is_full:
+        slow = await slow_checks(view.site.broker)
+        reports, slow_at = sorted([*reports, *slow.reports], key=_place), slow.ended_at
     more = {one.id: len(one.findings) - FINDINGS_MAX for one in reports}
-    is_full = bool(view.query.get("full"))
     context = {
         "reports": reports,
-        "findings": findings,
+        "findings": _worst_first(reports),
         "more": {name: count for name, count in more.items() if count > 0},
         "level": worst(report.level for report in reports),
         "signs": SIGNS,
+        "page_of": page_of,
         "is_full": is_full,
+        "slow_at": slow_at,
     }
     return Page("doctor.html", "Doctor", context, live_seconds=None if is_full else LIVE_SECONDS)
+
+
+def _place(report: CheckReport) -> int:
+    return _PLACES.get(report.id, len(_PLACES))
+
+
+def _worst_first(reports: Iterable[CheckReport]) -> list[tuple[CheckReport, Finding]]:
+    found = [(report, finding) for report in reports for finding in report.findings[:FINDINGS_MAX]]
+    return sorted(found, key=lambda pair: list(SIGNS).index(pair[1].level))
 
 
 async def doctor_api(view: View) -> Response:

@@ -22,7 +22,7 @@ SHOWN_MAX = 12
 RUNS_MOST = 1_000
 NONE_PARKED = ParkedCount(0, 0)
 _EVIDENCE_MAX = 3
-# The page of a subject, without its key; other subjects are on the doctor's page.
+# The page of a subject, without its key; the findings about other subjects are on the doctor's page.
 _PAGES = {
     "queue": "/queues/",
     "worker": "/workers/",
@@ -94,11 +94,17 @@ def needs_attention(findings: Iterable[Finding]) -> list[Attention]:
 def _line(urgency: Urgency, one: Finding) -> Attention:
     evidence = "; ".join(one.evidence[:_EVIDENCE_MAX])
     sentence = f"{one.sentence.removesuffix('.')}: {evidence}." if evidence else one.sentence
-    page = _PAGES.get(one.subject.kind)
-    link = "/doctor" if page is None else page + quote(one.subject.key, safe="")
-    if one.code == "QUEUE_STUCK":
-        link += "/explain"
+    link = page_of(one) or f"/doctor#{one.code}"
     return Attention(urgency, one.code, str(one.subject), sentence, link, _VERBS.get(one.code))
+
+
+def page_of(one: Finding) -> str | None:
+    """Return the path of the page about a finding's subject; None if no page is about it."""
+    page = _PAGES.get(one.subject.kind)
+    if page is None:
+        return None
+    suffix = "/explain" if one.code == "QUEUE_STUCK" else ""
+    return page + quote(one.subject.key, safe="") + suffix
 
 
 def seconds_to_empty(queue: QueueOverview, arrivals: float) -> float | None:
