@@ -151,7 +151,7 @@ def test_a_worker_restarts_with_changed_code_unless_it_is_broken(
     worker = terminal("worker", "shop.py", "--reload", "--processes", "1")
     worker.wait_for("listening on")
     (project / "shop.py").write_text(PROJECT.replace("return 1", "return ("))
-    worker.wait_for("the next change tries again")
+    worker.wait_for("it is tried again after the next change")
     assert worker.shown.count("shop.py:") == 1, worker.shown
     sent = programs.app.send_by_name("version").unwrap()
     assert result_of(connection, sent.task_id) == {"ok": 1}

@@ -205,7 +205,7 @@ def retry(  # noqa: PLR0913, PLR0917
 
 
 def _changes(texts: Sequence[str], is_alone: bool) -> dict[str, Any]:
-    """Read NAME=JSON; a value that is not JSON is rejected rather than taken as text."""
+    """Parse NAME=JSON arguments; reject a value that is not JSON."""
     if not is_alone:
         raise typer.BadParameter("--set changes one task, named by its id.", param_hint="--set")
     found = {}
@@ -261,7 +261,7 @@ def filters_of(
     since: str | None,
     until: str | None,
 ) -> TaskFilters | None:
-    """Return a bulk command's filters; None if there are none."""
+    """Return the filters of a bulk command, or None if it has none."""
     if not (status or queue or name or error_code or fingerprint or since or until):
         return None
     return TaskFilters(
@@ -328,7 +328,7 @@ def _change_text(row: ActionRow) -> Text:
 
 
 def split_locator(arguments: Sequence[str], *, is_bulk: bool) -> tuple[list[str], str | None]:
-    """Separate the ids from the LOCATOR."""
+    """Split the arguments into task ids and the optional LOCATOR."""
     if not arguments and not is_bulk:
         raise typer.BadParameter("Name the tasks by their ids, or choose them by filters.")
     *others, last = arguments or [""]
@@ -342,7 +342,7 @@ def split_locator(arguments: Sequence[str], *, is_bulk: bool) -> tuple[list[str]
 
 
 def full_ids(session: Session, given: Sequence[str]) -> list[str]:
-    """Complete the ids; if there are several, all must be valid before any is used."""
+    """Complete all abbreviated ids before any task is changed; one invalid id ends the command."""
     found = [full_id(session, one, "task") for one in given]
     for one in found if len(found) > 1 else ():
         if stored_form(one) is None:
@@ -356,7 +356,7 @@ def _change_each(
     sentence: Callable[[Change], str],
     as_json: bool,
 ) -> None:
-    """Change the tasks one by one and report each; a database failure ends the command."""
+    """Change the tasks one by one and print each outcome; end the command if the database fails."""
     changes: list[Change] = []
     exit_codes: list[int] = []
     for task_id in ids:

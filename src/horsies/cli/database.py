@@ -31,7 +31,7 @@ db = typer.Typer(
     help="Reach the database with other programs: its address, and psql.", no_args_is_help=True
 )
 
-# libpq reads these only from a connection string or a service file.
+# libpq reads these settings only from a connection string or a service file.
 _SECRETS_WITHOUT_VARIABLE = {"sslpassword", "oauth_client_secret"}
 
 
@@ -99,10 +99,10 @@ def psql(
     address = _address(config)
     arguments = [_psql(), *(["--command", command] if command is not None else [])]
     conninfo, secrets = _without_password(address, config.schema_name)
-    # psql handles Ctrl-C itself; this process stays alive to keep an embedded server running.
+    # Only psql handles Ctrl-C: this process stays alive to keep an embedded server running.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     opened = subprocess.Popen([*arguments, conninfo], env=os.environ | secrets)  # noqa: S603
-    # This process must outlive psql to stop that server, even if the terminal is closed.
+    # This process must outlive psql to stop an embedded server, even if the terminal is closed.
     for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:  # not on Windows
         signal.signal(number, lambda received, _: opened.send_signal(received))
     code = opened.wait()
@@ -118,7 +118,7 @@ def _address(config: PostgresConfig) -> str:
     try:
         return resolve_url(config.database_url)
     except ConfigurationError as error:
-        error.location = None  # the mistake is in the database URL, not in code
+        error.location = None  # The database URL is wrong, not the code.
         raise
 
 

@@ -65,7 +65,7 @@ EXIT_TERMINATED = 143
 
 @dataclass(frozen=True)
 class Case:
-    """One task in the demonstration, and its expected outcome."""
+    """A task of the demonstration and its expected outcome."""
 
     task_name: str
     arguments: tuple[Any, ...]
@@ -76,7 +76,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the demonstration, for the summary."""
+    """The name and the outcome of one part of the demonstration, for the summary."""
 
     title: str
     finding: str
@@ -111,10 +111,10 @@ def demo(
             "run pip install '/path/to/horsies[embedded]', or pass --database-url postgresql://user@host/database.",
             1,
         )
-    # When the demonstration is terminated, or its terminal is closed, it still stops its processes.
+    # Stop the started processes even on SIGTERM or when the terminal is closed.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(EXIT_TERMINATED))
-    # Ctrl-C works even if the process was started with SIGINT ignored.
+    # Enable Ctrl-C even if this process was started with SIGINT ignored.
     signal.signal(signal.SIGINT, _interrupt)
     console = Console(highlight=False)
     try:
@@ -129,14 +129,14 @@ def demo(
 
 
 def _interrupt(*_: object) -> NoReturn:
-    """Raise KeyboardInterrupt only once, because a second Ctrl-C would abort the clean-up."""
+    """Raise KeyboardInterrupt on the first signal only: a second Ctrl-C would abort the clean-up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 @contextmanager
 def _database(console: Console, url: str | None) -> Iterator[None]:
-    """Set the demonstration's environment: its database, and none of the user's settings."""
+    """Point the environment at the demonstration's database, and remove all other settings of horsies."""
     for name in [name for name in os.environ if name.startswith("HORSIES_")]:
         del os.environ[name]
     console.print(f"[bold]horsies {__version__}[/]: a demonstration\n")
@@ -147,7 +147,7 @@ def _database(console: Console, url: str | None) -> Iterator[None]:
     console.print("PostgreSQL   a private one, deleted at the end")
     try:
         data = temporary_parent() / f"horsies-demo-{secrets.token_hex(8)}"
-        # The server stops, and its data is deleted, when this process ends.
+        # The server stops when this process exits, and its data is deleted.
         os.environ[URL_VARIABLES[0]] = start_or_join(url_of(data), keep_data=False)
     except ConfigurationError as error:
         exit_with(describe(error), 1)
@@ -177,7 +177,7 @@ def _schema(console: Console, config: PostgresConfig) -> Iterator[None]:
 
 def _run(console: Console, directory: Path, keep: bool) -> bool:
     """Run all parts with a worker and the dashboard; return whether all outcomes are as expected."""
-    # Imported only now, because the application reads its address when it is created.
+    # Import the application here, because it reads its database URL when it is imported.
     app: Horsies = importlib.import_module(TASKS).app
     with ExitStack() as stack:
         stack.callback(app.close)
@@ -208,8 +208,9 @@ def _run(console: Console, directory: Path, keep: bool) -> bool:
 
 @contextmanager
 def _running(*arguments: str, log_fd: int, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a horsies command; shut it down gracefully, or kill it after a timeout."""
-    # In its own process group: Ctrl-C is for the demonstration, which shuts the others down.
+    """Start a horsies command; after the block, shut it down, or kill it after a timeout."""
+    # Use a separate process group, because Ctrl-C must reach only the demonstration, which then
+    # stops this process.
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-c", PART_ENTRY.format(os.getpid()), *arguments],
         cwd=cwd,
@@ -245,7 +246,7 @@ def _dashboard(console: Console, log_fd: int, cwd: Path) -> Iterator[str | None]
 
 
 def _free_port() -> int:
-    """Return the dashboard's usual port, or another one if that is in use."""
+    """Return the dashboard's usual port, or a free port if the usual one is in use."""
     try:
         with socket.create_server(("127.0.0.1", WEB_PORT)):
             return WEB_PORT
@@ -281,7 +282,7 @@ def _run_batch(console: Console, app: Horsies) -> Part:
 
 
 def _cases(directory: Path) -> Sequence[Case]:
-    """Return the tasks to run; one of them leaves a marker in the directory for its next attempt."""
+    """Return the tasks to run; one task writes a marker into the directory for its next attempt."""
     marker = directory / "first-attempt-was-here"
     return [
         Case("add", (2, 3), "succeeds", "5"),
@@ -318,8 +319,8 @@ def _run_kill(console: Console, app: Horsies) -> Part:
     handle = _send(app, "render")
     pid = None
     for state in handle.watch(RESULT_TIMEOUT_MS):
-        # The task's first report shows that its code is running: if a child dies before that, no
-        # attempt is counted.
+        # Wait for the first progress report: a child killed before the code starts does not cost an
+        # attempt.
         if state.progress is not None and state.worker_pid and pid is None:
             pid = state.worker_pid
             console.print(f"the task render runs in process {pid}: kill -9 {pid}")
@@ -386,7 +387,7 @@ def _attempts(handle: TaskHandle[Any]) -> list[TaskAttemptInfo]:
 
 
 def _seconds_taken(attempts: Sequence[TaskAttemptInfo]) -> float:
-    """Return the time from the start of the first attempt to the end of the last."""
+    """Return the time from the start of the first attempt to the finish of the last one."""
     if not attempts:
         return 0.0
     first, last = attempts[0], attempts[-1]
@@ -432,7 +433,7 @@ def _print_next_steps(console: Console) -> None:
 
 
 def _own_command() -> str:
-    """Return how to call this command: by its name if the shell finds it, else by its path."""
+    """Return the shell command for this program: its name if it is on PATH, else its full path."""
     beside = Path(sys.executable).with_name("horsies")
     found = shutil.which("horsies")
     if found is not None and Path(found).samefile(beside):

@@ -106,8 +106,7 @@ def _name_database() -> None:
 def _prepare_database(locator: str | None) -> None:
     """Import the application once, connect to its database and bring the tables up to date.
 
-    A private PostgreSQL belongs to this process from now on: it runs until this process ends, however
-    often the worker restarts.
+    This process then owns a private PostgreSQL, which keeps running when the worker restarts.
     """
     app = open_app("dev", locator)
     with schema_connection(app.config.broker) as connection:
@@ -136,7 +135,7 @@ def _can_reload() -> bool:
 
 
 def _free_port() -> int:
-    """The dashboard's usual port, or a free one if another process uses it."""
+    """Return the dashboard's usual port, or a free port if another process uses it."""
     for port in (PORT, 0):
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,6 +1,7 @@
 """`horsies docs`: this version's documentation, in the terminal.
 
-The wheel contains the Markdown pages next to the code (see ``hatch_build.py``); a checkout reads its own.
+The wheel contains the Markdown pages next to the code (see ``hatch_build.py``); a source checkout reads
+its docs/ folder.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import typer
 from horsies.cli.options import EXIT_FAILED, EXIT_NOT_FOUND, exit_with
 
 _PACKAGE = Path(__file__).parents[1]
-_LIST_OF_PAGES = "llms.txt"  # in the order of the site: a heading per tab, a line per page
+# The topics in the order of the site: one heading per tab, one line per page.
+_LIST_OF_PAGES = "llms.txt"
 _LISTED = re.compile(r"^(?:## (.+)|- \[.+?\]\((.+?)\.md\):.*)$", re.MULTILINE)
 DIRECTORIES = (_PACKAGE / "documentation", _PACKAGE.parents[1] / "docs")
 
@@ -47,7 +49,8 @@ def docs(
         return
     entry = _entry_of_code(topic.upper(), pages)
     matches = _matches(topic, list(pages))
-    if entry and (topic.isupper() or not matches):  # the name of a page may be a code in lower case
+    # A page can have the same name as a code in lower case.
+    if entry and (topic.isupper() or not matches):
         _print(entry)
         return
     match matches:
@@ -73,9 +76,7 @@ def _pages() -> dict[str, Path]:
 
 
 def _entry_of_code(code: str, pages: dict[str, Path]) -> str | None:
-    """Return everything that the documentation lists under a code of an error, of a reason or of a
-    check.
-    """
+    """Return all documentation of a code: an error code, a reason code or the code of a check."""
     found = [
         *_section(code, _text("codes", pages)),
         *(
@@ -149,6 +150,6 @@ def _print(text: str) -> None:
     if not sys.stdout.isatty():
         sys.stdout.write(text)
         return
-    import pydoc  # for terminals only: it takes 20 ms to load
+    import pydoc  # Imported only for terminals, because it takes 20 ms to load.
 
     pydoc.pager(text)

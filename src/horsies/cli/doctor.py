@@ -111,6 +111,6 @@ def _lines(report: CheckReport) -> Iterator[Table]:
 
 
 def _remedy(finding: Finding) -> Text:
-    """Return the remedy; further lines of a statement are placed below its first one."""
+    """Format the remedy; indent the further lines of a statement below its first line."""
     lines = (finding.remedy or "").split("\n")
     return output.safe_text(f"\n{' ' * len('remedy: ')}".join(lines))

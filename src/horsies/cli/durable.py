@@ -51,16 +51,14 @@ _NOT_FOUND = (
     TaskActionErrorCode.SIGNAL_NOT_FOUND,
 )
 _SHOWN_CHARACTERS = 60
-# How many records --failed prints, the most that --last may ask for, and how many runs are searched.
+# The default count of --failed, the maximum of --last, and the number of runs to search.
 _EXPORTED, _EXPORTED_MAX = 20, 1_000
 _SEARCHED_RUNS = 50_000
 _TIME = "%Y-%m-%d %H:%M:%S"
 
 
 def _handle(session: Session, run_id: str, *words: str) -> DurableHandle:
-    """Return the run's handle; ``words`` make the command that a refusal suggests, which names the
-    application.
-    """
+    """Return the run's handle. Its error messages suggest the command ``words`` with an application."""
     definitions = {} if session.app is None else session.app.definitions()
     remedy = f"name the application that has it: {command('durable', *words)} APP"
     return DurableHandle(run_id, session.broker, definitions.get, remedy)
@@ -233,7 +231,7 @@ def _newest_records(session: Session, failed: bool, last: int) -> list[dict[str,
 
 
 def _unread(session: Session, info: DurableInfo) -> str | None:
-    """Why no worker of its queue can read the payload of a run."""
+    """Explain why no worker of the run's queue can read its payload."""
     if info.status in TASK_TERMINAL_STATES:
         return None
     code, script = BrokerErrorCode.MONITORING_QUERY_FAILED, explain_task_script(info.task_id)
@@ -277,7 +275,7 @@ def _unshown(info: DurableInfo) -> str | None:
 
 
 def _shown(step: DurableStep) -> str:
-    """The value of a step, or what its record means if the step has none."""
+    """Return the value of a step; for a step without a value, describe its record."""
     if step.error is not None:
         return f"failed with {step.error.get('code')}"
     if step.kind == "on_cancel":

@@ -56,7 +56,7 @@ _OUT_OF_REACH = (
 
 KeyOption = Annotated[
     str | None,
-    typer.Option(help="All tasks and runs with this key, such as that of one customer."),
+    typer.Option(help="All tasks and runs with this key, such as a customer's key."),
 ]
 ArgumentOption = Annotated[
     str | None,
@@ -74,7 +74,7 @@ WithRunsOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The tasks that a command line chooses: by ids, by filters, by a key or by an argument."""
+    """The tasks that a command line selects: by ids, filters, a key or an argument."""
 
     ids: list[str]
     filters: TaskFilters | None
@@ -84,9 +84,7 @@ class Choice:
 
     @property
     def is_found(self) -> bool:
-        """Whether the ids come from a search; without one, each batch of an order applies the filters
-        itself.
-        """
+        """Whether the ids come from a search. Otherwise each batch of an order applies the filters."""
         return self.key is not None or self.argument is not None or self.with_runs
 
 
@@ -168,7 +166,7 @@ def redact(  # noqa: PLR0913, PLR0917
 
 
 def parsed_argument(text: str | None) -> Argument | None:
-    """Parse --argument; reject what is not a search."""
+    """Parse --argument; reject a text that is not a search."""
     try:
         return None if text is None else parse_argument(text, NoMask())
     except ArgumentProblem as problem:
@@ -183,7 +181,7 @@ def _erase(
     order: str | None,
     switches: tuple[bool, bool, bool],
 ) -> None:
-    """Carry out the orders for the chosen tasks and runs, or continue one."""
+    """Delete or redact the selected tasks and runs, or continue an earlier order."""
     _refuse_both(chosen)
     is_bulk = chosen.filters is not None or chosen.key is not None or chosen.argument is not None
     ids, locator = split_locator(chosen.ids, is_bulk=is_bulk or order is not None)
@@ -204,8 +202,8 @@ def _erase(
 
 
 def _delete_objects(session: Session) -> None:
-    """Delete the large payload of the erased tasks from a store outside the database; if this fails, a
-    worker does it.
+    """Delete the large payload of the erased tasks from the object store; a worker retries a failed
+    deletion.
     """
     database = session.broker.database
     if database.config.store is None:
@@ -232,7 +230,7 @@ def _has_task_filters(chosen: Choice) -> bool:
 
 
 def subject_ids(session: Session, given: list[str]) -> list[str]:
-    """Complete the ids of tasks and runs; all must be valid before any is used."""
+    """Complete the abbreviated ids of tasks and runs; one invalid id ends the command."""
     found = [full_id(session, one) for one in given]
     for one in found:
         if stored_form(one) is None:
@@ -243,7 +241,7 @@ def subject_ids(session: Session, given: list[str]) -> list[str]:
 
 
 def _run(bulk: BulkCommand, chosen: Choice, reason: str | None) -> None:
-    """Carry out the orders for the chosen tasks and runs, and forget the key if one is named."""
+    """Execute the orders for the selected tasks and runs; then forget the key, if the user named one."""
     if chosen.is_found and not (chosen.ids and chosen.with_runs):
         wanted = wanted_by(bulk.session, chosen)
         found = unwrap_or_exit(bulk.session.broker.perform(_READING, find_script(wanted)))
@@ -278,7 +276,7 @@ def _say_nothing_matches(bulk: BulkCommand) -> None:
 def _drafts(
     verb: OrderVerb, ids: list[str], reason: str | None, found_by: str | None
 ) -> list[BrokerResult[Order]]:
-    """Return the order for these ids, or several of at most 10,000 ids each."""
+    """Return the orders for these ids; each order has at most 10,000 ids."""
     return [
         draft_order(
             verb,
@@ -292,8 +290,8 @@ def _drafts(
 
 
 def _forget_key(bulk: BulkCommand, key: str, reason: str | None, *, is_confirmed: bool) -> None:
-    """Forget a key in all queues where no open task has it: its limits, its pause and its lines in the
-    history. With --json, the sentences go to standard error.
+    """Delete a key's limits, pause and history in all queues where no open task uses the key. With
+    --json, messages are printed to standard error.
     """
     broker = bulk.session.broker
     queues = unwrap_or_exit(broker.perform(_READING, key_queues_script(key)))
@@ -313,7 +311,7 @@ def _forget_key(bulk: BulkCommand, key: str, reason: str | None, *, is_confirmed
 
 
 def wanted_by(session: Session, chosen: Choice) -> Wanted:
-    """Return the search of a command line; filters alone find ended tasks."""
+    """Return the search of a command line. Filters alone, without a status, match ended tasks only."""
     known = session.app.definitions() if session.app is not None else {}
     parameters = {name: one.signature.names.positional for name, one in known.items()}
     filters = chosen.filters or TaskFilters()
@@ -327,7 +325,7 @@ def wanted_by(session: Session, chosen: Choice) -> Wanted:
 
 
 def _report(found: PersonalData, chosen: Choice) -> None:
-    """Name the rows that a search found but the orders do not erase."""
+    """Print the rows that the search found but the orders do not erase."""
     if found.runs and not chosen.with_runs:
         count = f"{len(found.runs):,} run{'' if len(found.runs) == 1 else 's'}"
         typer.echo(f"{count} of workflows also match: --with-runs takes them whole.", err=True)

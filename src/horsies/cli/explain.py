@@ -70,7 +70,7 @@ def explain(
 
     named = list(locators or ())
     if name is None and named and (subject in _KINDS or module or database_urls):
-        name = named.pop(0)  # a name may look like a locator
+        name = named.pop(0)  # The name of a node can look like a locator.
 
     def read(session: Session) -> BrokerResult[Explanation]:
         wanted = subject if subject in _KINDS else full_id(session, subject)

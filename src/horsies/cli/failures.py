@@ -125,7 +125,7 @@ def _facts(group: FailureGroup) -> Iterator[tuple[str, str | None]]:
 
 
 def bars(counts: list[int]) -> str:
-    """Draw counts as one character each; a space is zero.
+    """Draw one character per count; a space stands for zero.
 
     Example:
         >>> bars([0, 1, 4, 8])

@@ -1,4 +1,4 @@
-"""`horsies health` and `horsies metrics`: answers for probes and for Prometheus."""
+"""`horsies health` and `horsies metrics`: probes and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ WorkerOption = Annotated[
     typer.Option(metavar="NAME", help="Only ask the workers with this --name, id or host name."),
 ]
 TimeoutOption = Annotated[
-    float, typer.Option(min=0.1, max=60.0, metavar="SECONDS", help="How long to wait for answers.")
+    float,
+    typer.Option(
+        min=0.1, max=60.0, metavar="SECONDS", help="How long to wait for responses, in seconds."
+    ),
 ]
 
 
@@ -62,9 +65,9 @@ def health(
 ) -> None:
     """Ping the workers, for probes.
 
-    A ping goes through the database and a worker's loop, so an answer proves that both work.
+    A ping goes through the database and a worker's loop, so a response proves that both work.
 
-    Exit codes: 0 a worker answered, 1 none did, or the database cannot be used.
+    Exit codes: 0 a worker responded, 1 no worker responded, or the database cannot be used.
 
     Example:
         horsies health --worker $HOSTNAME
@@ -96,7 +99,7 @@ def _ping(
         return {}
     target = asked[0].worker_id if len(asked) == 1 else None
     alive = sum(health_of(one) is WorkerHealth.ALIVE for one in asked)
-    # A worker that was not asked may answer first; its pong must not end the wait.
+    # A worker outside the selection may respond first; its response must not stop the wait.
     done = ping_workers(broker, target, timeout, max(1, alive), {one.worker_id for one in asked})
     return {pong.worker_id: pong for pong in unwrap_or_exit(done)}
 
@@ -170,7 +173,7 @@ class _Collector:
         self._collecting = threading.Lock()
 
     def collect(self) -> BrokerResult[Sequence[Sample]]:
-        """Return recent gauges; while the database cannot be read, return that it is down."""
+        """Return recent gauges. If the database cannot be read, return a gauge that reports it as down."""
         with self._collecting:
             if (fresh := self._gauges.fresh()) is not None:
                 return Ok(fresh)

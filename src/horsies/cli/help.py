@@ -19,7 +19,7 @@ from typer.models import CommandInfo, TyperInfo
 from horsies.cli.locator import read_locator_last
 from horsies.cli.parsing import pass_plain_values
 
-# The widest option including its value; a wider one gets its own row.
+# The width of the widest option with its value; a wider option gets its own row.
 _TERM_WIDTH_MAX = 28
 _VALUE_NAMES = {"str": "TEXT", "int": "N", "float": "NUMBER", "file": "PATH", "directory": "PATH"}
 _TYPE = re.compile(r"<([^>]*)>")
@@ -42,7 +42,8 @@ class ScreenCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        # Typer puts brackets around an optional argument's metavar, even if it already has some.
+        # Typer puts brackets around the metavar of an optional argument, even if it already has
+        # brackets.
         return [_DOUBLE.sub(r"\1\3", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -72,7 +73,8 @@ class ScreenGroup(TyperGroup):
 def describe(info: CommandInfo | TyperInfo) -> None:
     """Take a command's help text and examples from its function's docstring."""
     text, _, examples = (inspect.getdoc(info.callback) or "").partition("\n\nExample:\n")
-    # Typer keeps a docstring's line breaks, which look ragged in a terminal of another width.
+    # Join the lines, because Typer keeps a docstring's line breaks, which look ragged on a narrower
+    # terminal.
     info.help = "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
     info.epilog = textwrap.dedent(examples)
 
@@ -105,7 +107,7 @@ def _columns(rows: list[Row], term_width: int, width: int) -> Iterator[str]:
 
 
 def _brief(text: str, width: int) -> str:
-    """Leave out the clauses that do not fit into one row; the first clause and the default stay."""
+    """Drop the last clauses until the text fits into one row; keep the first clause and the default."""
     text, bracket, default = text.partition(" [")
     room = width - len(bracket + default)
     clauses = _CLAUSE.split(text)
@@ -115,7 +117,7 @@ def _brief(text: str, width: int) -> str:
 
 
 def _row(parameter: Any, context: Any) -> Row | None:
-    """Shorten the name of an option's value, and reduce the notes after its text to the default."""
+    """Shorten the metavar of an option, and drop every note except the default."""
     record = parameter.get_help_record(context)
     if record is None:
         return None

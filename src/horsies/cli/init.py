@@ -16,11 +16,11 @@ from horsies._version import __version__
 from horsies.cli.options import exit_with
 
 TEMPLATE = Path(__file__).with_name("template")
-# A directory that contains only these counts as empty.
+# A directory that contains only these entries counts as empty.
 ALLOWED = {".git", ".venv", "wheels"}
-# Where a project finds this release's wheel; by name alone, pip would install another project.
+# The file name of this release's wheel; by name alone, pip would install another project.
 WHEEL = f"horsies-{__version__}-py3-none-any.whl"
-# Git would also apply a file with that name to this repository.
+# The file has another name in the template, because Git would apply a .gitignore to this repository.
 RENAMED = {"gitignore": ".gitignore"}
 
 
@@ -69,7 +69,7 @@ def refuse_used_directory(directory: Path) -> None:
 def package_name(directory_name: str) -> str:
     """Return the package name for a directory with this name: my-shop becomes my_shop."""
     name = re.sub(r"\W", "_", directory_name).lower()
-    # The distribution has this name as well.
+    # The project's distribution has the same name, so its rules apply too.
     is_valid = re.fullmatch(r"[a-z](\w*[a-z0-9])?", name, re.ASCII) and not keyword.iskeyword(name)
     if not is_valid or _is_taken(name):
         exit_with(
@@ -84,7 +84,7 @@ def _is_taken(name: str) -> bool:
     if name in sys.stdlib_module_names or name == "tests":
         return True
     found = find_spec(name)
-    return found is not None and found.origin is not None  # a plain directory has none
+    return found is not None and found.origin is not None  # A plain directory has no origin.
 
 
 def project_files(name: str) -> dict[Path, str]:

@@ -111,7 +111,7 @@ def keys(  # noqa: PLR0913, PLR0917
 
 
 def _checked(action: KeyAction, queue: str | None, key: str | None, limits: KeyLimits) -> str:
-    """Return the queue, or refuse arguments that do not fit the action."""
+    """Return the queue; reject arguments that do not fit the action."""
     if queue is None or (key is None and action is not KeyAction.LIST):
         needs = "a queue" if action is KeyAction.LIST else "a queue and a key"
         usage = "QUEUE" if action is KeyAction.LIST else "QUEUE KEY"

@@ -1,6 +1,6 @@
 """Styled text and tables for a terminal of any width.
 
-Small enough to import eagerly: rich took 40 ms of every command, and only its tables were used.
+It replaces rich, which took 40 ms to import and was used only for tables.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 _WORD = re.compile(r"\s*\S+\s*")
 _GAP = "  "
-# A column that takes the rest of the width is never narrower than this.
+# The minimum width of a column that takes the remaining width.
 _FLEXIBLE_WIDTH_MIN = 8
 
 Align = Literal["left", "right", "fold"]
@@ -41,7 +41,7 @@ class Text:
         return self
 
     def lines(self, width: int) -> list[Text]:
-        """Return the lines for a column of this width."""
+        """Return the text's lines, wrapped for a column of this width."""
         cut, start = [], 0
         for line in self.plain.split("\n"):
             breaks = [] if self.no_wrap else _breaks(line, width)
@@ -71,7 +71,7 @@ class Text:
 
 
 class Table:
-    """Rows of cells without a frame. A column is aligned left or right, or takes the rest of the width."""
+    """Rows of cells without a frame. A column is aligned left or right, or takes the remaining width."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ def _cells(text: str) -> int:
     """Return the width in a terminal, where East Asian characters take two cells."""
     if text.isascii():
         return len(text)
-    import unicodedata  # for such texts only
+    import unicodedata  # The slow count is needed only for text outside ASCII.
 
     return sum(
         0 if unicodedata.combining(one) else 1 + (unicodedata.east_asian_width(one) in "WF")

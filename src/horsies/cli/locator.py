@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-# module:app, path/file.py:app or path/file.py, optionally as NAME=LOCATOR; no JSON value has this form.
+# Matches module:app, path/file.py:app and path/file.py, with an optional NAME= prefix. No JSON
+# value matches.
 _FORM = re.compile(r"""[^\s"'{}\[\],]+(?::[A-Za-z_]\w*|\.py)""")
 
 
 def read_locator_last(parser: Any, parameters: Iterable[Any]) -> Any:
-    """Make a command's parser recognize a locator in the place of an optional argument."""
+    """Make a command's parser accept a locator in place of an omitted optional argument."""
     parse = parser.parse_args
 
     def parse_args(args: list[str]) -> Any:
@@ -37,5 +38,5 @@ def _move_locator(parameters: Iterable[Any], values: dict[str, Any]) -> None:
 
 
 def name_before_locator(name: str | None, locator: str | None) -> tuple[str | None, str | None]:
-    """Return a command's required name and its locator, even if the name looks like a locator."""
+    """Return a command's required name and its locator; the name may look like a locator itself."""
     return (locator, None) if name is None else (name, locator)

@@ -1,4 +1,4 @@
-"""`horsies logs`: what the attempts of a task have logged."""
+"""`horsies logs`: print the captured log lines of a task's attempts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def logs(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what the attempts of a task have logged, if the application keeps that.
+    """Print the log lines of a task's attempts, if the application captures them.
 
     Exit codes: 0 done, 1 failure, 4 no such task.
 

@@ -1,7 +1,7 @@
 """The `horsies` command: check an application, migrate its database, run workers, and operate them.
 
-An error ends in one report on standard error and exit status 1, never in a traceback. Arguments that
-typer itself rejects end in exit status 2.
+An error is reported once on standard error without a traceback, and the exit status is 1. Typer exits
+with status 2 for arguments that it rejects.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _MODULES = {
     "durable": "durable",
     "webhooks": "webhooks",
 }
-# The line for each command in `horsies --help`, in groups; two commands may share a line.
+# The lines of `horsies --help` in groups; two commands may share a line.
 _GROUPS = {
     "Develop": {
         "init": "Create a project that runs",
@@ -118,10 +118,9 @@ def main() -> None:
 def _load(named: list[str]) -> typer.Typer:
     """Load the command that the arguments name, or all commands to suggest one for a typo."""
     if named and named[0] not in _RUNNING_TASKS:
-        # Otherwise pydantic reads the entry points of all installed distributions, which takes 20
-        # ms.
+        # With plugins, pydantic reads the entry points of all distributions, which takes 20 ms.
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    gc.disable()  # imports create many objects and free none
+    gc.disable()  # Imports create many objects and free none.
     try:
         if _completes(named):
             return command_line(completes=True)
@@ -129,13 +128,14 @@ def _load(named: list[str]) -> typer.Typer:
             return command_line(())
         return command_line(named if named[0] in _MODULES else _MODULES)
     finally:
-        # otherwise the collection at exit visits every module, which takes a quarter of a short command
+        # Without this freeze, the collection at exit scans all modules and takes a quarter of a
+        # short command's time.
         gc.freeze()
         gc.enable()
 
 
 def _completes(named: list[str]) -> bool:
-    """Return whether a shell asks for completions, or the user for the script that asks for them."""
+    """Return whether a shell asks for completions, or the user asks for the completion script."""
     asked = named[:1] in (["--install-completion"], ["--show-completion"])
     return asked or "_HORSIES_COMPLETE" in os.environ
 

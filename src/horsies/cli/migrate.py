@@ -71,7 +71,7 @@ def migrate(
         _print_script(config)
         return
     assert config is not None
-    # A migration waits for the tables that it changes; a check has the time limits of commands that read.
+    # A migration waits for locks on the tables; --check has the time limits of a read-only command.
     limits = session.READING if check_only else None
     with schema_connection(config, limits) as connection:
         do = pending_migrations if check_only else apply_migrations
@@ -120,7 +120,7 @@ def schema_connection(
     try:
         opened = database.connect("migrate", session=True)
     except HorsiesError as error:
-        error.location = None  # the mistake is in the database URL, not in code
+        error.location = None  # The database URL is wrong, not the code.
         raise
     except Exception as error:
         message = f"The database is unreachable. {describe(error)}"

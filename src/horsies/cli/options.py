@@ -1,4 +1,4 @@
-"""Parameters that many commands share: the application, the database, and the log options."""
+"""Parameters shared by many commands: the application, the database, and the log options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from horsies.config import postgres
     from horsies.config.postgres import PostgresConfig
     from horsies.monitor import metrics
-else:  # the help text needs none of them
+else:  # The help text needs none of these modules.
     locate = Deferred("horsies.locate")
     metrics = Deferred("horsies.monitor.metrics")
     postgres = Deferred("horsies.config.postgres")
@@ -53,8 +53,8 @@ LocatorsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="LOCATOR",
-        help=f"{_LOCATOR_FORM}; several for several databases, each optionally named, as in "
-        "NAME=LOCATOR.",
+        help=f"{_LOCATOR_FORM}; give several for several databases, each with an optional "
+        f"name: NAME=LOCATOR.",
         show_default=False,
     ),
 ]
@@ -96,7 +96,7 @@ LogFormatOption = Annotated[
 
 
 def open_app(command: str, locator: str | None) -> Horsies:
-    """Import a command's application; sends at import time are suppressed."""
+    """Import a command's application; sends during the import are suppressed."""
     if locator is None:
         raise failure_at(
             None,
@@ -109,7 +109,7 @@ def open_app(command: str, locator: str | None) -> Horsies:
 
 
 def refuse_broken_app(app: Horsies) -> None:
-    """Report the errors from ``app.check`` and exit with 1, if there are any."""
+    """Report the errors that ``app.check`` finds and exit with 1, or return if it finds none."""
     if errors := app.check(live=False):
         typer.echo(ValidationReport("check", errors).format(), err=True)
         raise typer.Exit(1)
@@ -131,7 +131,7 @@ def exit_with(message: str, exit_code: int) -> Never:
 
 
 def named_database(database_url: str | None, **fields: Any) -> PostgresConfig:
-    """Return the database from ``--database-url``, or else from the environment, with these other fields."""
+    """Return the database from ``--database-url`` or the environment, with these fields set."""
     if database_url is not None and not database_url.strip():
         raise failure_at(
             None,
@@ -143,7 +143,7 @@ def named_database(database_url: str | None, **fields: Any) -> PostgresConfig:
         named = {} if database_url is None else {"database_url": database_url}
         return postgres.PostgresConfig.from_env(**named, **fields)
     except HorsiesError as error:
-        error.location = None  # the mistake is in the command line or the environment, not in code
+        error.location = None  # The arguments are wrong, not the code.
         if error.code is ErrorCode.BROKER_INVALID_URL:
             error.help_text = "name the application, or pass --database-url postgresql://..."
         raise
@@ -158,7 +158,7 @@ def refuse_missing_extra(flag: str) -> None:
 
 
 def show_causes(errors: Sequence[HorsiesError]) -> None:
-    """Print the causes' tracebacks, if HORSIES_DEBUG_IMPORTS=1 is set."""
+    """Print the tracebacks of the causes if HORSIES_DEBUG_IMPORTS=1 is set."""
     if os.environ.get("HORSIES_DEBUG_IMPORTS") != "1":
         return
     for error in errors:
@@ -167,7 +167,7 @@ def show_causes(errors: Sequence[HorsiesError]) -> None:
 
 
 def _traceback(cause: BaseException) -> str:
-    """Format a traceback, with passwords masked in its messages and source lines."""
+    """Format a traceback with the passwords masked in messages and source lines."""
     import traceback
 
     from horsies.db.errors import describe

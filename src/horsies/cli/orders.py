@@ -31,15 +31,17 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 OrderOption = Annotated[
     str | None,
     typer.Option(
-        "--order", metavar="ID", help="Continue this bulk order; nothing is changed twice."
+        "--order",
+        metavar="ID",
+        help="Continue this bulk order; tasks that it already changed are skipped.",
     ),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class BulkCommand:
-    """A command that changes all matching tasks: its switches, and the words of the command line that
-    continues its order.
+    """A command that changes all matching tasks, with its switches and the words of its continue
+    command.
     """
 
     session: Session
@@ -50,8 +52,8 @@ class BulkCommand:
     as_json: bool
 
     def run(self, *drafts: BrokerResult[Order]) -> bool:
-        """Show the dry run of an order, or of several that belong together, ask, and carry them out. Return
-        whether they were carried out.
+        """Show the dry run of one or more orders, ask for confirmation, and execute them. Return whether
+        they were executed.
         """
         previews: list[Preview] = []
         for draft in drafts:
@@ -73,9 +75,9 @@ class BulkCommand:
         return True
 
     def resume(self, order_id: str) -> None:
-        """Continue an order that was stopped, or whose command lost the database or was killed.
+        """Continue an order whose command was stopped, was killed or lost the database.
 
-        A draft is started only in the dashboard, by the user who made it and saw its counts.
+        A draft can be started only in the dashboard, by its author.
         """
         if self.dry_run:
             raise typer.BadParameter("--order continues an order; leave out --dry-run.")

@@ -39,7 +39,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def print_page_note(page: Page[Any], noun: str) -> None:
-    """Print, on standard error, how to get the next page."""
+    """Print to standard error how to get the next page."""
     if page.next_cursor is None:
         return
     note = f"There may be more: --before {page.next_cursor}"
@@ -65,7 +65,7 @@ def status_text(status: str) -> Text:
 
 
 def plain_table(*columns: str, flexible: str) -> Table:
-    """Return a table in which one column takes the width that the others leave."""
+    """Return a table in which one column takes the remaining width."""
     left = ("ID", "STATUS", "TIME (UTC)", "BY", "STEP", "KIND")
     aligns: list[Align] = [
         "fold" if column == flexible else "left" if column in left else "right"
@@ -91,14 +91,14 @@ def hanging(mark: str, text: Text, style: str = "") -> Table:
 
 
 def remedy_text(remedy: Finding, style: str = "") -> Text:
-    """Return a remedy; a command is not wrapped, because one that is split over lines cannot be pasted."""
+    """Format a remedy; commands are not wrapped, because a command split over lines cannot be pasted."""
     text = safe_text(remedy.remedy or "", style)
     text.no_wrap = remedy.is_command
     return text
 
 
 def print_parts(*parts: Table | Text | str) -> None:
-    """Print to standard output, wrapped to the terminal's width."""
+    """Print parts to standard output, wrapped to the terminal's width."""
     width = shutil.get_terminal_size().columns
     is_styled = colors_wanted(sys.stdout) and os.environ.get("TERM") != "dumb"
     for part in parts:

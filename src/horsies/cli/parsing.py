@@ -1,7 +1,7 @@
 """Option values that need no conversion bypass pydantic.
 
-Typer converts every value with a pydantic adapter, even None and strings, and pydantic takes 100 ms
-of processor time to load. A typer version that does not call ``get_runtime_param`` is not affected.
+Typer converts every value, even None, with a pydantic adapter, and importing pydantic takes 100 ms. A
+typer version that does not call ``get_runtime_param`` is not affected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PLAIN = (str, int, float, bool)
 
 
 def pass_plain_values(parameters: Iterable[Any]) -> None:
-    """Make these parameters convert only values that do not have the right type yet."""
+    """Make these parameters convert a value only if it has the wrong type."""
     for parameter in parameters:
         if build := getattr(parameter, "get_runtime_param", None):
             conversion = _Conversion(build)
@@ -46,7 +46,7 @@ class _Conversion:
 
 
 def _number(kind: object, limits: Any) -> str | None:
-    """Describe the numbers that an option takes; None for an option of another kind."""
+    """Describe the numbers that an option accepts; return None if the option is not numeric."""
     noun = "a whole number" if kind is int else "a number" if kind is float else None
     if noun is None or limits.min is None:
         return noun

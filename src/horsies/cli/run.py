@@ -112,7 +112,7 @@ def _node_part(app: Horsies, broker: PostgresBroker, task: ClaimedTask) -> NodeP
 
 
 def _execute(app: Horsies, assignment: Assignment) -> ChildReport:
-    """Execute as a child does, between the application's start and stop hooks."""
+    """Execute the task as a child process does, between the application's start and stop hooks."""
     app.set_role("child")
     set_current_app(app)
     for hook in as_plain_calls(app.hooks.start):

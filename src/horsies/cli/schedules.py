@@ -64,7 +64,7 @@ class ScheduleAction(StrEnum):
 
 
 class _Options(NamedTuple):
-    """The options of the command, apart from the action and the schedule."""
+    """The options of the command, except the action and the schedule."""
 
     limit: int
     as_json: bool

@@ -45,8 +45,8 @@ else:
 
 T = TypeVar("T")
 
-# The time limits of a command that changes rows or reads all of them. A change waits for the locks of
-# other changes, which take milliseconds unless a session keeps them.
+# The time limits of a command that changes rows or reads all of them. Other changes hold their
+# locks for milliseconds, unless a session keeps its transaction open.
 CHANGING = Limits(lock_ms=5_000, statement_ms=60_000, silence_seconds=70.0)
 _CHANGES = frozenset(
     {
@@ -69,7 +69,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 ReasonOption = Annotated[
     str | None, typer.Option(help="The reason, recorded with your name; see `horsies history`.")
 ]
-# The database is reachable, but a lock was not free in time, or a statement took too long.
+# The database is reachable, but a lock was not released in time or a statement took too long.
 _LIMITED = ("55P03", "57014")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _NAMED = re.compile(rf"({_NAME.pattern})=(.*)", re.DOTALL)
@@ -78,9 +78,9 @@ LimitOption = Annotated[int, typer.Option(min=1, max=LIMIT_MAX, help="Show at mo
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open database, and the application if one was named.
+    """An open database, and the application if the user named one.
 
-    ``name`` distinguishes several databases; it is empty if a command has only one.
+    ``name`` distinguishes several databases; for a single database it is empty.
     """
 
     broker: PostgresBroker
@@ -113,7 +113,7 @@ def open_session(command: str, locator: str | None, database_url: str | None) ->
 def open_sessions(
     command: str, locators: Sequence[str] | None, database_urls: Sequence[str] | None
 ) -> Iterator[list[Session]]:
-    """Open every database passed to a command, or the environment's if there is none."""
+    """Open every database passed to a command; without any, open the database from the environment."""
     attach_handler(LogLevel.WARNING, LogFormat.TEXT)
     refuse_both("LOCATOR", locators, "--database-url", database_urls)
     with ExitStack() as stack:
@@ -129,7 +129,9 @@ def open_sessions(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A database passed to a command: its name among several, and its application if one was named."""
+    """A database passed to a command: its name if there are several, and its application if the user
+    named one.
+    """
 
     name: str
     config: PostgresConfig
@@ -170,7 +172,7 @@ def _quick_database(url: str | None) -> PostgresConfig:
 
 
 def split_name(text: str) -> tuple[str, str]:
-    """Split NAME=LOCATOR or NAME=URL; the name is empty if there is none."""
+    """Split NAME=LOCATOR or NAME=URL; without a NAME, the name is empty."""
     match = _NAMED.fullmatch(text)
     return (match[1], match[2]) if match else ("", text)
 
@@ -188,9 +190,7 @@ def _refuse_name(target: Target, names: Sequence[str]) -> None:
 def read_each(
     sessions: Sequence[Session], read: Callable[[Session], BrokerResult[T]]
 ) -> list[tuple[Session, BrokerResult[T]]]:
-    """Read all databases at the same time, so that a database that does not answer does not delay the
-    others.
-    """
+    """Read all databases concurrently, so that an unresponsive database does not delay the others."""
     if len(sessions) == 1:
         return [(sessions[0], read(sessions[0]))]
     with ThreadPoolExecutor(len(sessions)) as pool:
@@ -198,13 +198,13 @@ def read_each(
 
 
 def require_one(found: Sequence[tuple[Session, BrokerResult[T]]]) -> None:
-    """End a command whose only database cannot be read."""
+    """End the command if its only database cannot be read."""
     if len(found) == 1:
         unwrap_or_exit(found[0][1])
 
 
 def report_unread(found: Sequence[tuple[Session, BrokerResult[T]]]) -> list[tuple[Session, T]]:
-    """Name each unreadable database in one sentence; return the values from the others."""
+    """Print one sentence per unreadable database; return the values of the other databases."""
     for session, done in found:
         if isinstance(done, Err):
             place = f"database {session.name}: " if session.name else ""
@@ -224,7 +224,7 @@ def unwrap_or_exit(done: BrokerResult[T]) -> T:
 
 def _as_exception(error: BrokerOperationError) -> HorsiesError:
     if isinstance(error.exception, HorsiesError):
-        error.exception.location = None  # the mistake is in the database URL, not in code
+        error.exception.location = None  # The database URL is wrong, not the code.
         return error.exception
     if error.retryable and getattr(error.exception, "sqlstate", None) in _LIMITED:
         exit_with(error.message, EXIT_FAILED)
@@ -234,9 +234,9 @@ def _as_exception(error: BrokerOperationError) -> HorsiesError:
 
 
 def full_id(session: Session, text: str, kind: Literal["task", "run"] | None = None) -> str:
-    """Return the id of the task or run that begins with this text; the text if none does.
+    """Return the id of the task or run that begins with this text, or the text itself if none does.
 
-    End the command with the candidates if several begin with it; ``kind`` leaves out the others.
+    If several match, print them and end the command. ``kind`` restricts the search to tasks or runs.
     """
     if stored_form(text) is not None or search.id_range(text) is None:
         return text
@@ -250,7 +250,7 @@ def full_id(session: Session, text: str, kind: Literal["task", "run"] | None = N
 
 
 def fingerprint_option(fingerprint: str, option: str = "--fingerprint") -> str:
-    """Return a fingerprint in its stored form; reject anything else."""
+    """Convert a fingerprint to its stored form; reject any other text."""
     try:
         return queries.checked_fingerprint(fingerprint)
     except ValueError as error:
@@ -258,7 +258,7 @@ def fingerprint_option(fingerprint: str, option: str = "--fingerprint") -> str:
 
 
 def parse_since(text: str | None, option: str = "--since") -> datetime | None:
-    """Parse a time option: a duration before now, or a time, which is local unless it has an offset."""
+    """Parse a time option: a duration before now, or a time. A time without an offset is local."""
     if text is None:
         return None
     try:

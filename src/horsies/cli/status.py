@@ -42,7 +42,7 @@ else:
     documents = Deferred("horsies.monitor.documents")
 
 _QUEUE_COUNTS = ("CAP", "DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
-# How many workers `status` names, at most, per set of queues.
+# The maximum number of workers that `status` names per set of queues.
 _NAMES_SHOWN = 5
 Found: TypeAlias = Sequence[tuple[Session, BrokerResult[Overview]]]
 
@@ -95,8 +95,8 @@ def _read(session: Session) -> BrokerResult[Overview]:
 
 
 def _watch_status(sessions: Sequence[Session], found: Found, as_json: bool, every: float) -> None:
-    """Print the status until an interrupt or until the reader of the output has left; wait for a database
-    that becomes unreachable in between.
+    """Print the status repeatedly, until an interrupt or until the reader of the output is gone. Wait
+    while the database is unreachable.
     """
     while True:
         if sys.stdout.isatty() and any(isinstance(done, Ok) for _, done in found):
@@ -110,7 +110,7 @@ def _watch_status(sessions: Sequence[Session], found: Found, as_json: bool, ever
 
 
 def _print_all(found: Found, as_json: bool) -> bool:
-    """Print the databases that could be read and name the others; return whether all could be read."""
+    """Print the readable databases and name the unreadable ones; return whether all could be read."""
     read = report_unread(found)
     if as_json and len(found) > 1:
         output.print_json({"databases": [_document(session, done) for session, done in found]})
@@ -180,12 +180,12 @@ def _waiting_text(queue: QueueOverview, count: int) -> str:
 
 
 def _cap_text(caps: Iterable[int | None]) -> str:
-    """Format the caps of all workers, which differ while the configuration is being changed."""
+    """Format the caps of all workers; they differ during a change of the configuration."""
     return ", ".join("-" if cap is None else f"{cap:,}" for cap in caps) or "-"
 
 
 def _worker_summary(workers: Sequence[WorkerSummary], configured_cap: int | None) -> str:
-    """Describe in one line how many workers there are, how busy they are, and the cap that they share."""
+    """Describe the workers in one line: their number, their load and their shared cap."""
     if not workers:
         cap = "" if configured_cap is None else f"; cluster-wide cap {configured_cap:,}"
         return f"No worker is running{cap}."

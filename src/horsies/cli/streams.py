@@ -1,4 +1,4 @@
-"""The standard streams of a command: missing ones, closed terminals, and pipes whose reader has left."""
+"""The standard streams of a command: missing streams, closed terminals, and pipes without a reader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def usable_streams() -> Iterator[None]:
     _open_missing_streams()
     for name in ("stdout", "stderr"):
         setattr(sys, name, _outliving_its_reader(getattr(sys, name)))
-    if isinstance(sys.stdout, io.TextIOWrapper):  # stored text may not fit its encoding
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Stored text may not fit the encoding.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
@@ -27,7 +27,7 @@ def usable_streams() -> Iterator[None]:
 
 
 def has_reader() -> bool:
-    """Return whether standard output still has a reader, as far as the last write has shown."""
+    """Return whether standard output still has a reader, judged by the last write."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return not (isinstance(raw, PipeOutput) and raw.reader_left)
 
@@ -35,8 +35,8 @@ def has_reader() -> bool:
 class PipeOutput(io.FileIO):
     """A pipe to a program that may end early, such as ``head``.
 
-    The rest of the output is dropped, and the command continues: a bulk change is not cut off in the
-    middle, and the exit code reports the work, not the closed pipe.
+    The command then continues without output: a bulk change completes, and the exit code reports its
+    outcome, not the closed pipe.
     """
 
     reader_left = False
@@ -51,7 +51,7 @@ class PipeOutput(io.FileIO):
 
 
 def _outliving_its_reader(stream: Any) -> Any:
-    """Return a stream that drops its output once a pipe has no reader; other streams stay as they are."""
+    """Wrap a pipe so that it drops its output once its reader is gone; return other streams unchanged."""
     try:
         is_pipe = stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
     except (OSError, ValueError):
@@ -69,9 +69,8 @@ def _outliving_its_reader(stream: Any) -> Any:
 
 
 def _open_missing_streams() -> None:
-    """Open /dev/null in place of standard streams that the caller has closed. Otherwise sockets would
-    get these streams' descriptor numbers, and a task that writes to standard error would write to a
-    socket.
+    """Open /dev/null in place of standard streams that the caller has closed. Otherwise a socket could
+    get descriptor 2, and a task that writes to standard error would write to the socket.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
@@ -86,7 +85,7 @@ def _open_missing_streams() -> None:
 def _leave_closed_terminal() -> None:
     """Replace output streams to a closed terminal with /dev/null.
 
-    Otherwise Python could not write its last lines at exit, and its exit code would be 120.
+    Otherwise Python's last flush fails and the exit code is 120.
     """
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,8 +1,8 @@
 """Run horsies commands as processes: ``Supervisor`` restarts them when the project's code changes, and
 ``Group`` serves several applications with one worker each.
 
-`horsies worker --reload` and `horsies dev` use ``Supervisor``. A change is first tried with `horsies
-check`: if the code cannot be imported, the running processes are left alone until the next change.
+`horsies worker --reload` and `horsies dev` use ``Supervisor``. `horsies check` tests a change first: if
+the code cannot be imported, the running processes continue until the next change.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from horsies.worker import os_process
 logger = logging.getLogger("horsies.dev")
 
 _POLL_SECONDS = 0.1
-# How long processes may take to end after an immediate stop before they are killed.
+# The time that processes have to exit after an immediate stop before they are killed.
 _KILL_SECONDS = 5.0
-# The pauses before a group's failed worker is started again: doubled from the first to the longest. A
-# worker that ran longer than the longest pause starts over with the first.
+# The pauses before a failed worker of a group is restarted: doubled each time from the first to the
+# longest. A worker that ran longer than the longest pause starts again at the first pause.
 _PAUSE_SECONDS = (1.0, 60.0)
 
-# A part shuts down cleanly if the supervisor dies.
+# The kernel sends this signal to a part if the supervisor dies, so that the part shuts down
+# cleanly.
 PART_ENTRY = (
     "from horsies.worker.os_process import stop_with_parent; stop_with_parent({}); "
     "from horsies.cli.main import main; main()"
@@ -47,7 +48,8 @@ class Part:
     """One command in its own process.
 
     With ``shares_terminal`` it stays in the foreground process group, so that a debugger can read from
-    the terminal. In that case Ctrl-C reaches it without the supervisor. It inherits ``descriptors``.
+    the terminal. Ctrl-C then reaches it directly from the terminal. The process inherits
+    ``descriptors``.
     """
 
     name: str
@@ -59,7 +61,7 @@ class Part:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of its last process; None while it is running."""
+        """The exit code of the part's last process; None while the process is running."""
         return None if self.process is None else self.process.poll()
 
     def start(self) -> None:
@@ -73,13 +75,11 @@ class Part:
 
     def send(self, number: int) -> None:
         if self.process is not None:
-            self.process.send_signal(number)  # not sent to a process that has ended
+            self.process.send_signal(number)  # Popen does nothing if the process has ended.
 
 
 def decide(*, stops: int, has_changed: bool, has_ended: bool) -> Action:
-    """Decide what to do with the parts: a stop has priority, and a change replaces a part that has
-    ended.
-    """
+    """Return the next action: a stop comes before a restart, and a change replaces an ended part."""
     if stops:
         return "stop"
     if has_changed:
@@ -90,8 +90,7 @@ def decide(*, stops: int, has_changed: bool, has_ended: bool) -> Action:
 def first_failure(exit_codes: Iterable[int | None]) -> int:
     """Return the first exit code that is a failure, or 0.
 
-    SIGTERM is not a failure, because a process that the supervisor stops while Python is starting has
-    no handler for it yet.
+    SIGTERM is not a failure, because a process stopped during Python's start has no signal handler yet.
     """
     return next((code for code in exit_codes if code and code != -signal.SIGTERM), 0)
 
@@ -99,7 +98,7 @@ def first_failure(exit_codes: Iterable[int | None]) -> int:
 class Supervisor:
     """Starts parts, restarts them after a change below `folders`, and stops them one after the other.
 
-    Without folders it does not restart, and when one part ends it stops the others.
+    Without folders, nothing is restarted: when one part ends, the supervisor stops the others.
     """
 
     def __init__(self, parts: Sequence[Part], locator: str, folders: Sequence[str] = ()) -> None:
@@ -109,14 +108,14 @@ class Supervisor:
         self._stops: list[int] = []
 
     def is_set(self) -> bool:
-        """Whether a stop was requested; called by the file watcher."""
+        """Return whether a stop was requested; the file watcher calls this method."""
         return bool(self._stops)
 
     def run(self) -> int:
         """Run the parts until a stop signal; return their ``first_failure``."""
         changes = self._changes()
         with counted_stops(self._stops):
-            next(changes, None)  # a change during the start counts
+            next(changes, None)  # Start watching first, to see a change during the start.
             try:
                 self._start()
                 for changed in changes:
@@ -127,7 +126,7 @@ class Supervisor:
         return first_failure(part.exit_code for part in self._parts)
 
     def _act(self, changed: Sequence[str]) -> bool:
-        """Act on the state of the parts; return False to end."""
+        """Restart or stop the parts if needed; return False to end the supervisor."""
         ended = [one for one in self._parts if one.exit_code is not None and not one.is_reported]
         action = decide(stops=len(self._stops), has_changed=bool(changed), has_ended=bool(ended))
         if action == "try_change":
@@ -147,7 +146,11 @@ class Supervisor:
         if self._stops:
             return
         if not is_usable:
-            logger.error("%s changed, but cannot be used; the next change tries again", names)
+            logger.error(
+                "%s changed, but the code cannot be imported; it is tried again after the "
+                "next change",
+                names,
+            )
             return
         logger.info("%s changed; restarting", names)
         self._stop()
@@ -162,7 +165,7 @@ class Supervisor:
         """Stop the parts one after the other; a second signal stops all of them immediately."""
         is_of_terminal = self._stops[:1] in ([signal.SIGINT], [signal.SIGHUP])
         for part in self._parts:
-            # the terminal has already sent it the signal
+            # The terminal has already sent the signal to this part.
             if not (part.shares_terminal and is_of_terminal):
                 part.send(signal.SIGTERM)
             while part.process is not None and part.exit_code is None:
@@ -172,8 +175,8 @@ class Supervisor:
                 time.sleep(_POLL_SECONDS / 2)
 
     def _stop_at_once(self) -> None:
-        # A worker exits immediately after its third stop signal. Two signals of the same number may
-        # arrive as one.
+        # A worker exits immediately on its third stop signal. Two pending signals of the same number
+        # may arrive as one.
         for number in (signal.SIGTERM, signal.SIGINT):
             for part in self._parts:
                 part.send(number)
@@ -186,13 +189,15 @@ class Supervisor:
                 part.process.wait()
 
     def _changes(self) -> Iterator[Sequence[str]]:
-        """Yield changed Python files, or nothing for a while, until a stop is requested."""
+        """Yield the changed Python files, or an empty set after a timeout, until a stop is requested."""
         if self._folders:
             watchfiles = _require_watchfiles()
             is_python = watchfiles.PythonFilter()
             for changes in watchfiles.watch(
                 *self._folders,
-                watch_filter=None,  # changes to other files must not delay the next check of the parts
+                # Filter here, because changes to other files must not delay the next check of the
+                # parts.
+                watch_filter=None,
                 debounce=200,
                 rust_timeout=round(_POLL_SECONDS * 1000),
                 yield_on_timeout=True,
@@ -207,7 +212,9 @@ class Supervisor:
 
 
 def is_importable(locator: str, should_stop: Callable[[], bool]) -> bool:
-    """Whether the code can be imported. A stop ends the check, because an import may take forever."""
+    """Return whether the code can be imported. A stop request ends the check, because an import can
+    hang.
+    """
     command = [sys.executable, "-c", PART_ENTRY.format(os.getpid()), "check", locator]
     null = subprocess.DEVNULL
     with subprocess.Popen(command, stdin=null, stdout=null) as check:  # noqa: S603
@@ -220,7 +227,7 @@ def is_importable(locator: str, should_stop: Callable[[], bool]) -> bool:
 
 @contextmanager
 def counted_stops(stops: list[int]) -> Iterator[None]:
-    """Add stop signals to the list, until the process ends.
+    """Add stop signals to the list, for the rest of the process's life.
 
     SIGHUP counts once, because a closed terminal may send it twice. Under ``nohup`` it is ignored.
     """
@@ -237,11 +244,9 @@ def counted_stops(stops: list[int]) -> Iterator[None]:
 
 
 class Group:
-    """Runs one worker per application until a stop signal or until all have ended.
-
-    The workers are independent: a worker that fails is started again after a pause, while the others
-    keep working. Every stop signal goes to all of them at once, so the second interrupts tasks as in a
-    single worker.
+    """Runs one worker per application until a stop signal or until all workers have ended. A failed
+    worker is restarted after a pause, while the others keep working. Every stop signal is sent to all
+    workers, and the second signal interrupts running tasks.
     """
 
     def __init__(self, parts: Sequence[Part], *, restarts: bool = True) -> None:
@@ -250,7 +255,7 @@ class Group:
         self._stops: list[int] = []
 
     def run(self) -> int:
-        """Start the workers once all applications can be imported; return the worst exit code."""
+        """Start the workers once all applications can be imported; return the most severe exit code."""
         with counted_stops(self._stops):
             for member in self._members:
                 if not is_importable(member.part.name, lambda: bool(self._stops)):
@@ -265,7 +270,7 @@ class Group:
         return worst(member.part.exit_code for member in self._members)
 
     def _keep_up(self) -> bool:
-        """Start the workers that are due; return whether one runs or will run again."""
+        """Start the workers that are due; return whether any worker runs or will be restarted."""
         if self._stops:
             return any(member.is_running for member in self._members)
         now = time.monotonic()
@@ -275,7 +280,7 @@ class Group:
 
 @dataclass(eq=False, slots=True)
 class _Member:
-    """One worker of a group, and when to start it again."""
+    """One worker of a group, and the time of its next start."""
 
     part: Part
     pause: float = 0.0
@@ -287,7 +292,7 @@ class _Member:
         return self.part.process is not None and self.part.exit_code is None
 
     def keep_up(self, now: float, *, restarts: bool) -> bool:
-        """Start the worker when it is due, even after a failure; return False once it has ended
+        """Start the worker when it is due, including after a failure; return False once it has ended
         permanently.
         """
         if self.is_running:
@@ -306,13 +311,13 @@ class _Member:
         self.pause = next_pause(self.pause, now - self.started_at)
         self.starts_at = now + self.pause
         logger.error(
-            "the worker of %s ended (%s); it is started again in %g s",
+            "the worker of %s ended (%s); it is restarted in %g s",
             *(self.part.name, reason, self.pause),
         )
 
 
 def next_pause(last: float, ran_seconds: float) -> float:
-    """Return the pause before a worker that ran this long is started again.
+    """Return the pause before a worker that ran this long is restarted.
 
     >>> [next_pause(0, 3), next_pause(1, 3), next_pause(60, 3), next_pause(60, 3600)]
     [1.0, 2.0, 60.0, 1.0]
@@ -328,12 +333,12 @@ def worst(exit_codes: Iterable[int | None]) -> int:
 
 
 def can_watch() -> bool:
-    """Whether file changes can be detected: the extra ``dev`` is installed."""
+    """Return whether file changes can be detected, which needs the extra ``dev``."""
     return find_spec("watchfiles") is not None
 
 
 def watched_folders(locator: str) -> list[str]:
-    """Return a project's folders: the working directory, and an application's directory outside it."""
+    """Return the folders to watch: the working directory and each application directory outside it."""
     project = os.getcwd()
     module_name = locator.rpartition(":")[0] or locator
     if not names_file(module_name):

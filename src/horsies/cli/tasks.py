@@ -39,7 +39,7 @@ TaskIdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="The id of a task, or its first digits.")
 ]
 
-_PARKED_YEAR = 9999  # the year of horsies_never_v1()
+_PARKED_YEAR = 9999  # The year of the time that horsies_never_v1() returns.
 
 
 def tasks(
@@ -122,7 +122,7 @@ def _print_tasks(tasks: Sequence[TaskSummary]) -> None:
 
 
 def _due(task: TaskSummary | TaskDetail) -> str | None:
-    """Describe when a delayed task becomes due, on the database's clock; None for other tasks."""
+    """Describe when a delayed task becomes due by the database's clock; return None for other tasks."""
     seconds = (task.enqueued_at - task.created_at).total_seconds() - task.age_seconds
     if task.status != TaskStatus.PENDING.value or seconds <= 0:
         return None
@@ -168,7 +168,7 @@ def _facts(report: TaskReport, payload: bool) -> Iterable[tuple[str, str | None]
     yield "id", task.id
     yield "status", task.status + (" (held)" if task.held else "")
     if (progress := report.progress) is not None:
-        shown = str(progress).replace("\n", "\\n")  # other control characters are escaped below
+        shown = str(progress).replace("\n", "\\n")  # The output escapes other characters.
         yield "progress", f"{shown} (attempt {progress.attempt})"
     yield "waits because", "\n".join(report.waits_because) or None
     yield "transaction", report.transaction
@@ -227,7 +227,7 @@ def _enqueued_fact(task: TaskDetail) -> tuple[str, str | None]:
 
 
 def _result_facts(stored: str | None) -> Iterable[tuple[str, str | None]]:
-    """Take the traceback out of a stored error, because as JSON it is one line with escaped line ends."""
+    """Separate the traceback from a stored error, because JSON escapes its line breaks."""
     match stored_json(stored):
         case {"err": {"exception": {"traceback": str(traceback)} as exception}} as document:
             del exception["traceback"]

@@ -57,7 +57,7 @@ SessionUrlOption = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="A direct address of the same database, if --database-url points to a pooler.",
+        help="A direct URL of the same database, if --database-url points to a pooler.",
         show_default=False,
     ),
 ]
@@ -73,7 +73,7 @@ HostOption = Annotated[
     typer.Option(help="The address to listen on; any address other than loopback needs --auth."),
 ]
 PortOption = Annotated[
-    int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 takes a free one.")
+    int, typer.Option(min=0, max=65_535, help="The port to listen on; 0: any free port.")
 ]
 RootPathOption = Annotated[
     str, typer.Option(metavar="PATH", help="The path prefix that a proxy in front strips.")
@@ -142,9 +142,9 @@ def web(  # noqa: PLR0913, PLR0917
 ) -> None:
     """Serve the dashboard at http://127.0.0.1:8600.
 
-    It changes nothing and hides arguments and results unless --enable-actions and --payload are given.
-    Several applications or URLs share one address: / lists the databases, /db/NAME/ shows one. SIGTERM
-    or Ctrl-C ends it. Exit codes: 0 clean shutdown, 1 error.
+    Without --enable-actions it is read-only; without --payload it hides arguments and results. Several
+    applications or URLs share one address: / lists the databases, /db/NAME/ shows one. SIGTERM or Ctrl-C
+    stops it. Exit codes: 0 clean shutdown, 1 error.
 
     Example:
         horsies web
@@ -182,8 +182,8 @@ def web(  # noqa: PLR0913, PLR0917
 
 
 def _refuse_pooler(named: Sequence[str], urls: Sequence[str], pooled: dict[str, Any]) -> None:
-    """Reject the flags for a pooler together with an application, which has its own settings, or with
-    several URLs.
+    """Reject the pooler flags together with an application, which has its own settings, or with several
+    URLs.
     """
     for name, value in pooled.items():
         flag = f"--{name.replace('_', '-')}"
@@ -194,7 +194,7 @@ def _refuse_pooler(named: Sequence[str], urls: Sequence[str], pooled: dict[str, 
 def _dashboard(
     targets: Sequence[Target], settings: Settings, policy: Policy, signer: Signer
 ) -> ASGIApp:
-    """Return one database's dashboard, or several with a list of them."""
+    """Return the dashboard of one database, or the dashboards of several below a list."""
     from horsies.web.app import build
     from horsies.web.databases import Served, build_all
 
@@ -286,7 +286,7 @@ def _serve(app: ASGIApp, host: str, port: int, root_path: str) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        # Only --trusted-proxy decides whose headers count.
+        # Trust forwarded headers only from the addresses in --trusted-proxy.
         proxy_headers=False,
         lifespan="off",
     )
@@ -295,7 +295,8 @@ def _serve(app: ASGIApp, host: str, port: int, root_path: str) -> None:
         in_url = f"[{host}]" if ":" in host else host
         address = f"http://{in_url}:{port}{root_path.rstrip('/')}/"
         typer.echo(f"The dashboard is at {address} (Ctrl-C to stop).")
-        # The server raises the signal again after its shutdown; this handler makes the exit status 0.
+        # The server raises the signal again after its shutdown; this handler keeps the exit status
+        # 0.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _leave)
         uvicorn.Server(config).run(sockets=[listening])
@@ -306,14 +307,16 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at this address, or end the command."""
+    """Return a socket that listens on this address; end the command if that fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio disables Nagle's algorithm only if the protocol is specified; with it, pages took 40 ms longer.
+    # asyncio disables Nagle's algorithm only if the protocol is given; otherwise pages took 40 ms
+    # longer.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen()  # a request sent right after the address is printed waits for the server
+        # From here on, the kernel queues requests that arrive before the server starts.
+        listening.listen()
     except OSError as error:
         listening.close()
         reason = error.strerror or "it is not an address of this machine"

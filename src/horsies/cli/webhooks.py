@@ -29,10 +29,11 @@ def send_test(
     module: ModuleOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send one signed event of type webhook.test to a webhook, from this machine, and print the answer.
+    """Send one signed event of type webhook.test to a webhook, from this machine, and print the
+    response.
 
-    The request is made as a worker makes a delivery: private addresses are refused unless the webhook
-    allows them, and redirects are not followed. Nothing is stored, and a failed request is not repeated.
+    The rules of a delivery apply: private addresses are refused unless the webhook allows them, and
+    redirects are not followed. Nothing is stored, and a failed request is not repeated.
 
     Exit codes: 0 accepted, 1 not accepted, 4 no such webhook.
 
@@ -55,7 +56,7 @@ def send_test(
 
 
 def _answer_of(hook: Webhook) -> tuple[int | None, str | None]:
-    """The status of an answer that accepts the event, or why there is none."""
+    """Return the status of an accepting response, or the reason why the event was not accepted."""
     try:
         return deliver_event(hook, sample_event(hook.name)), None
     except TaskFailed as failed:

@@ -75,9 +75,9 @@ from horsies.worker.tally import ends_logger
 
 logger = logging.getLogger("horsies.worker")
 
-# How long hooks and imports may take while a debugger may be waiting in them: a week.
+# The time limit of hooks and imports in which a debugger may be waiting: one week.
 DEBUG_SECONDS = 7 * 86_400.0
-# `horsies dev` sets this variable, so that its --with-scheduler is not an error if there are no schedules.
+# `horsies dev` sets this variable, because its --with-scheduler must not fail without schedules.
 OPTIONAL_SCHEDULER_VARIABLE = "HORSIES_DEV_SCHEDULER"
 SCHEDULER_IS_OPTIONAL = os.environ.pop(OPTIONAL_SCHEDULER_VARIABLE, None) is not None
 
@@ -93,7 +93,7 @@ QueuesOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAMES",
-        help="Serve only these queues, separated by commas; default: all of the application's queues.",
+        help="Serve only these queues, separated by commas; default: all queues of the application.",
     ),
 ]
 ExcludeQueuesOption = Annotated[
@@ -112,7 +112,7 @@ AsyncSlotsOption = Annotated[
     int | None,
     typer.Option(
         metavar="NUMBER",
-        help=f"Tasks that an async child runs at a time; default: {DEFAULT_ASYNC_SLOTS}.",
+        help=f"Number of tasks that an async child runs concurrently; default: {DEFAULT_ASYNC_SLOTS}.",
         show_default=False,
     ),
 ]
@@ -120,7 +120,7 @@ MaxTasksOption = Annotated[
     int,
     typer.Option(
         help=(
-            "Replace a child after this many tasks; in an async child, this many per slot; 0: never."
+            "Replace a child after this many tasks; an async child counts them per slot; 0: never."
         )
     ),
 ]
@@ -129,20 +129,23 @@ MaxMemoryOption = Annotated[
 ]
 MaxClaimBatchOption = Annotated[
     int,
-    typer.Option(help="The most tasks to claim per queue and turn; 0: one per free child."),
+    typer.Option(
+        help="The maximum number of tasks to claim per queue and turn; 0: one per free child."
+    ),
 ]
 MaxClaimsOption = Annotated[
     int,
     typer.Option(
-        help="Hold at most this many tasks, including those in windows; 0: one per child and async slot, "
+        help="Hold at most this many tasks, including tasks in windows; 0: one per child and "
+        "async slot, "
         "plus prefetch_buffer and the tasks in windows."
     ),
 ]
 WindowOption = Annotated[
     int,
     typer.Option(
-        help="Very short tasks that a child may hold; only tasks with burst=True, and tasks "
-        "retried after a crash; 0: one at a time."
+        help="Number of very short tasks that a child may hold; applies to tasks with "
+        "burst=True and tasks retried after a crash; 0: one at a time."
     ),
 ]
 StartMethodOption = Annotated[
@@ -156,7 +159,7 @@ ShutdownGraceOption = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="Interrupt tasks this long after a stop signal; default: wait.",
+        help="Interrupt tasks this long after a stop signal; default: wait for them.",
     ),
 ]
 QuietTasksOption = Annotated[
@@ -168,7 +171,7 @@ MetricsPortOption = Annotated[
         min=0,
         max=65_535,
         metavar="PORT",
-        help="Serve /metrics, /livez and /readyz here; 0: any free port; with several "
+        help="Serve /metrics, /livez and /readyz on this port; 0: any free port; with several "
         "applications, each worker uses the next port.",
     ),
 ]
@@ -182,7 +185,7 @@ BurstOption = Annotated[
     bool,
     typer.Option(
         "--burst",
-        help="Run all due tasks, then stop; not related to a task's burst=True.",
+        help="Run all due tasks, then stop; unrelated to a task's burst=True.",
     ),
 ]
 ReloadOption = Annotated[bool, typer.Option("--reload", help="Restart when a Python file changes.")]
@@ -190,7 +193,7 @@ DebugOption = Annotated[
     bool,
     typer.Option(
         "--debug",
-        help="Run one task at a time in this terminal: breakpoint() works, no time limits.",
+        help="Run one task at a time in this terminal: breakpoint() works, and no time limit applies.",
     ),
 ]
 
@@ -258,7 +261,7 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
 
 
 def _slots(children: int, slots: int | None) -> int:
-    """Return the slots of each async child; slots without children would have no effect."""
+    """Return the number of slots of each async child; reject slots without async children."""
     if slots is not None and not children:
         raise failure_at(
             None,
@@ -271,7 +274,7 @@ def _slots(children: int, slots: int | None) -> int:
 def _start_logs(
     loglevel: LogLevel, log_format: LogFormat, quiet_tasks: bool, *, supervises: bool
 ) -> None:
-    """Attach the handlers; a supervisor leaves the events descriptor to its worker."""
+    """Attach the log handlers; a supervisor leaves the events descriptor to its worker."""
     attach_handler(loglevel, log_format)
     if not supervises:
         attach_event_handler()
@@ -301,7 +304,7 @@ def _serve(
 
 
 def _check(app: Horsies, config: WorkerConfig) -> None:
-    """Reject flags and applications that cannot work."""
+    """Reject contradictory flags and applications that cannot run."""
     refuse_bad_limits(config)
     if config.metrics_port is not None:
         refuse_missing_extra("--metrics-port")
@@ -316,9 +319,9 @@ def _alone(
     burst: bool,
     of_one: tuple[object, object, bool, bool],
 ) -> str | None:
-    """Return the application if this process serves it; otherwise supervise processes that do, then exit.
+    """Return the application if this process serves it; otherwise supervise worker processes, then exit.
 
-    ``of_one`` holds the values of --queues, --exclude-queues, --reload and --debug.
+    ``of_one`` holds --queues, --exclude-queues, --reload and --debug, which one worker can have.
     """
     if len(given) > 1:
         names = ("--queues", "--exclude-queues", "--reload", "--debug")
@@ -332,7 +335,7 @@ def _alone(
 
 
 def _reload(locator: str, *, debug: bool) -> None:
-    """Run this command without --reload in another process, again after every change; then exit."""
+    """Run this command without --reload in another process, restart it after every change, then exit."""
     arguments = [one for one in sys.argv[1:] if one != "--reload"]
     parts = [Part("worker", arguments, debug, event_descriptors())]
     raise typer.Exit(Supervisor(parts, locator, watched_folders(locator)).run())
@@ -343,7 +346,7 @@ def _serve_several(locators: Sequence[str], metrics_port: int | None, *, restart
 
     Each worker serves its metrics on its own port, counting up from the first.
     """
-    os.environ[OPTIONAL_SCHEDULER_VARIABLE] = "1"  # not every application has schedules
+    os.environ[OPTIONAL_SCHEDULER_VARIABLE] = "1"  # Not every application has schedules.
     flags = sys.argv[2:]
     for locator in locators:
         flags.remove(locator)
@@ -358,7 +361,9 @@ def _serve_several(locators: Sequence[str], metrics_port: int | None, *, restart
 def _for_debugger(config: WorkerConfig) -> WorkerConfig:
     """Run one task at a time, in a child that inherits the terminal and is never replaced."""
     if not (sys.stdin and sys.stdin.isatty()):
-        logger.warning("standard input is not a terminal: breakpoint() reads its commands from it")
+        logger.warning(
+            "breakpoint() reads from standard input, so start a debug worker in a terminal"
+        )
     return replace(
         config,
         max_claim_per_worker=1,
@@ -370,7 +375,7 @@ def _for_debugger(config: WorkerConfig) -> WorkerConfig:
 
 
 def _start_method() -> StartMethod:
-    """Fork the worker unless it has threads, so that its children share the application's memory."""
+    """Choose fork unless the worker has threads; forked children share the application's memory."""
     if os_process.IS_LINUX and len(os.listdir("/proc/self/task")) == 1:
         return StartMethod.FORK
     return default_start_method()
@@ -383,7 +388,7 @@ def _scheduler(app: Horsies, owner: str) -> Scheduler:
 
 
 def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None = None) -> ExitCode:
-    """Start the children, then the loop; a fatal error is logged on one line and ends in FAILED."""
+    """Start the children, then the loop. A fatal error is logged on one line, and the result is FAILED."""
     _announce(app, config)
     with selectors.DefaultSelector() as selector:
         pool = _child_pool(app, config, selector)
@@ -392,7 +397,7 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
         worker.on_stop = lambda: stops.append(None)
         try:
             with _signals_to(worker, selector) as wake:
-                code = ExitCode.CLEAN  # in case of a stop before the first claim
+                code = ExitCode.CLEAN  # A stop may be requested before the first claim.
                 if pool.start(should_stop=lambda: bool(stops)):
                     method = config.start_method.value
                     count = config.processes + config.async_children
@@ -433,7 +438,7 @@ def _probe_beside(
 def _scheduler_beside(
     worker: Worker, wake: Callable[[], None], scheduler: Scheduler | None
 ) -> Iterator[None]:
-    """Run the scheduler in a thread until the worker stops; if the scheduler fails, the worker fails."""
+    """Run the scheduler in a thread until the worker stops; a failed scheduler ends the worker."""
     if scheduler is None:
         yield
         return
@@ -520,7 +525,7 @@ def _memory_limits(app: Horsies) -> dict[str, int]:
 def _signals_to(worker: Worker, selector: selectors.BaseSelector) -> Iterator[Callable[[], None]]:
     """Count SIGTERM, SIGINT and the first SIGHUP as stop requests; yield a function that wakes the loop.
 
-    After the block, signals are ignored, because a late signal must not replace the exit code. A closed
+    After the block, signals are ignored, so that a late signal cannot change the exit code. A closed
     terminal may send SIGHUP twice, from the shell and from the kernel; under ``nohup`` it is ignored.
     """
     sender, receiver = socket.socketpair()
@@ -539,7 +544,7 @@ def _signals_to(worker: Worker, selector: selectors.BaseSelector) -> Iterator[Ca
     previous_wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
 
     def wake() -> None:
-        with suppress(OSError):  # a full buffer wakes the loop as well
+        with suppress(OSError):  # A full buffer wakes the loop too.
             sender.send(b"!")
 
     try:

@@ -1,7 +1,7 @@
 """Operator commands for workflows: list runs, draw one, and control it.
 
 `horsies workflows` and `horsies workflow show|pause|resume|cancel|retry|signal|audit`. They need a
-database, not an application; exit codes are those of the other operator commands.
+database, not an application, and use the exit codes of the other operator commands.
 """
 
 from __future__ import annotations
@@ -305,8 +305,8 @@ def audit(
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare every open run with its nodes and tasks; rows that contradict each other were edited
-    manually. Runs whose next change the database refuses are listed as blocked.
+    """Compare every open run with its nodes and tasks; contradictory rows were edited manually. Runs
+    whose next change the database refuses are listed as blocked.
 
     Exit codes: 0 no problems; 1 failure, or problems found.
 

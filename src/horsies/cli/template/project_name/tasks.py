@@ -12,7 +12,7 @@ PRICES = {"oats": 5, "saddle": 90, "brush": 7}
     timeout_ms=30_000,
 )
 def fetch_price(article: str) -> int:
-    """Return the price of an article; a lost connection is retried, an unknown article is not."""
+    """Return the price of an article. A lost connection is retried; an unknown article fails."""
     if article not in PRICES:
         raise TaskFailed("UNKNOWN_ARTICLE", f"There is no article {article}.")
     return PRICES[article]
@@ -32,6 +32,6 @@ def add_up(prices: list[int]) -> int:
 
 @app.task
 def report() -> int:
-    """Count the articles; the schedule in app.py sends this every night."""
+    """Count the articles. The schedule in app.py sends this task every night."""
     current_task().logger.info("%d articles", len(PRICES))
     return len(PRICES)

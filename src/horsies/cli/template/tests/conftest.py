@@ -2,5 +2,5 @@
 
 import os
 
-# The application reads this when it is imported. Nothing connects to it unless a test does.
+# The application reads this variable on import. No connection is opened unless a test opens one.
 os.environ.setdefault("HORSIES_DATABASE_URL", "embedded://")

@@ -1,4 +1,4 @@
-"""Tests of the tasks as functions and of the application as a whole; neither needs a database."""
+"""Tests of the task functions and of the application; none of them needs a database."""
 
 import pytest
 from horsies import TaskFailed
