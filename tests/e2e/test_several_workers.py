@@ -110,8 +110,7 @@ def test_a_killed_worker_comes_back_and_the_other_never_stops(
     wait_for_status(connection, send(process_url, "add", a=3, b=4), "COMPLETED")
     assert worker_of(group, media) == survivor
     assert (
-        f"the worker of {orders} ended (signal 9 (SIGKILL)); it is restarted in 1 s"
-        in group.log()
+        f"the worker of {orders} ended (signal 9 (SIGKILL)); it is restarted in 1 s" in group.log()
     )
     group.signal(signal.SIGTERM)
     assert group.wait() == 0, group.log()

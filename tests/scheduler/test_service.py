@@ -204,7 +204,7 @@ def test_a_scheduler_in_a_worker_waits_while_its_login_is_refused(
     assert not scheduler.is_connected
     (message,) = caplog.messages
     assert re.fullmatch(
-        r"nothing can be scheduled, next try in \d+\.\d s: PostgreSQL refused the user name or "
+        r"cannot schedule anything; next try in \d+\.\d s: PostgreSQL refused the user name or "
         r"password; correct database_url \(password authentication failed\)\.",
         message,
     )

@@ -35,7 +35,9 @@ from horsies.validation import (
 if TYPE_CHECKING:
     from horsies.config.schedules import ScheduleConfig
     from horsies.config.webhooks import Webhook
-else:  # few processes have schedules or webhooks, and building these models takes long
+# Import these models lazily: few processes use schedules or webhooks, and pydantic builds models
+# slowly.
+else:
     ScheduleConfig = Annotated[Any, PlainValidator(lambda value: _schedules_of(value))]
     Webhook = Annotated[Any, PlainValidator(lambda value: _webhook_of(value))]
 
@@ -55,13 +57,13 @@ class QueueMode(StrEnum):
     """Whether all tasks share one queue, or each task names its queue."""
 
     DEFAULT = "default"
-    """All tasks share one queue, named ``default``."""
+    """All tasks share a single queue, named ``default``."""
     CUSTOM = "custom"
     """The configuration lists the queues, and each task names one of them."""
 
 
 def queue_name_problem(name: str) -> str | None:
-    """Return one sentence that says why a queue cannot have this name, or None if it can."""
+    """Explain in one sentence why a queue cannot have this name, or return None if it can."""
     if not _SAFE_QUEUE_NAME.fullmatch(name):
         return (
             f"the queue name {name[:100]!r} must consist of letters A-Z and a-z, digits, "
@@ -110,8 +112,9 @@ class PerKey(FrozenModel):
     """
 
     max_concurrency: int | None = Field(default=None, ge=0, le=2_147_483_647, strict=True)
-    """The largest number of tasks of one key in flight, at least 0. 0 pauses all keys. None sets no limit.
-    Defaults to None."""
+    """The maximum number of tasks of one key in flight, at least 0. 0 pauses all keys. None sets no
+    limit. Defaults to None.
+    """
 
     rate: Rate | None = None
     """How many tasks of one key may start per period. None sets no limit. Defaults to None."""
@@ -122,8 +125,8 @@ class PerKey(FrozenModel):
     """
 
     weight: float = Field(default=1.0, ge=0.01, le=100.0)
-    """How many tasks of a key start, on average, when it is the key's turn, from 0.01 to 100. Defaults to
-    1.
+    """How many tasks of a key start, on average, each time the key is served, from 0.01 to 100. Defaults
+    to 1.
     """
 
     on_failure: Literal["go_on", "halt"] = "go_on"
@@ -154,7 +157,7 @@ class CustomQueueConfig(FrozenModel):
     """The order in which workers serve queues, from 1 (first) to 100 (last). Defaults to 1."""
 
     max_concurrency: int | None = Field(default=None, ge=0)
-    """The most tasks of this queue that may be in flight in the whole cluster, at least 0. 0 pauses the
+    """The maximum number of tasks of this queue in flight in the whole cluster, at least 0. 0 pauses the
     queue: tasks stay pending. None sets no limit and avoids the cost of counting. Defaults to None.
     """
 
@@ -182,12 +185,12 @@ class RecoveryConfig(FrozenModel):
     """
 
     auto_requeue_stale_claimed: bool = True
-    """Return claimed tasks to their queue if their worker went silent before it started them. Defaults to
+    """Return the claimed tasks of a silent worker to their queue if they have not started. Defaults to
     True.
     """
 
     auto_fail_stale_running: bool = True
-    """End attempts whose worker went silent: the task fails with WORKER_CRASHED, or is retried if its
+    """End the attempts of a silent worker: their task fails with WORKER_CRASHED, or is retried if its
     policy lists that code. Defaults to True.
     """
 
@@ -231,28 +234,25 @@ class RecoveryConfig(FrozenModel):
     Defaults to 30,000."""
 
     heartbeat_retention_hours: int | None = Field(default=24, ge=1, le=8_760)
-    """How many hours heartbeat rows are kept, from 1 to 8,760 (a year). None keeps them forever. Defaults
-    to 24.
-    """
+    """Hours to keep heartbeat rows, from 1 to 8,760 (a year). None keeps them forever. Defaults to 24."""
 
     worker_state_retention_hours: int | None = Field(default=168, ge=1, le=8_760)
-    """How many hours worker snapshots are kept, from 1 to 8,760 (a year). None keeps them forever.
-    Defaults to 168 (a week).
+    """Hours to keep worker snapshots, from 1 to 8,760 (a year). None keeps them forever. Defaults to 168
+    (a week).
     """
 
     terminal_record_retention_hours: int | None = Field(default=720, ge=1, le=43_800)
-    """How many hours finished tasks and workflows are kept, from 1 to 43,800 (five years). None keeps
-    them forever. Defaults to 720 (thirty days).
+    """Hours to keep finished tasks and workflows, from 1 to 43,800 (five years). None keeps them
+    forever. Defaults to 720 (thirty days).
     """
 
     log_retention_hours: int | None = Field(default=168, ge=1, le=43_800)
-    """How many hours the logs of attempts (log_capture) are kept, from 1 to 43,800 (five years); they are
-    deleted with their task at the latest. None keeps them as long as their task. Defaults to 168 (a
-    week).
+    """Hours to keep the logs of attempts (log_capture), from 1 to 43,800 (five years). A task's logs are
+    deleted with the task at the latest; with None, only then. Defaults to 168 (a week).
     """
 
     measure_retention_hours: int | None = Field(default=336, ge=7, le=8_760)
-    """How many hours the attempt counts behind the dashboard's charts are kept, from 7 to 8,760 (a year).
+    """Hours to keep the attempt counts for the dashboard's charts, from 7 to 8,760 (a year).
     None keeps them forever. Defaults to 336 (two weeks).
     """
 
@@ -324,12 +324,12 @@ class WorkerResilienceConfig(FrozenModel):
     """
 
     db_retry_max_ms: int = Field(default=30_000, ge=500, le=300_000)
-    """The longest wait between two retries in milliseconds, from 500 to 300,000 and not below
+    """The maximum wait between two retries in milliseconds, from 500 to 300,000 and not below
     db_retry_initial_ms. Defaults to 30,000.
     """
 
     db_retry_max_attempts: int = Field(default=0, ge=0, le=10_000)
-    """The number of retries in a row before a worker gives up and stops, from 0 to 10,000. 0 retries
+    """The number of consecutive retries before a worker gives up and stops, from 0 to 10,000. 0 retries
     forever. Defaults to 0."""
 
     notify_poll_interval_ms: int = Field(default=5_000, ge=1_000, le=300_000)
@@ -337,11 +337,11 @@ class WorkerResilienceConfig(FrozenModel):
     Defaults to 5,000."""
 
     statement_timeout_ms: int = Field(default=60_000, ge=1_000, le=3_600_000)
-    """Milliseconds that a worker's or scheduler's statement may take, from 1,000 to 3,600,000. In their
-    sessions it replaces the statement_timeout, transaction_timeout and
-    idle_in_transaction_session_timeout of the database and the role. Behind PgBouncer, a statement may
-    take at most 0.8 of tcp_user_timeout_ms; if recovery.stop_tasks_after_silence_ms is set, at most half
-    of that time. Defaults to 60,000.
+    """The time limit of a worker's or scheduler's statements in milliseconds, from 1,000 to 3,600,000.
+    It overrides the statement_timeout, transaction_timeout and idle_in_transaction_session_timeout of
+    the database and the role. The effective limit is at most 0.8 of tcp_user_timeout_ms behind
+    PgBouncer, and at most half of recovery.stop_tasks_after_silence_ms if that is set. Defaults to
+    60,000.
     """
 
     @model_validator(mode="after")
@@ -367,20 +367,20 @@ class PayloadConfig(FrozenModel):
     """
 
     max_result_bytes: int | None = Field(default=None, ge=1)
-    """The most bytes of the JSON text of a result, at least 1. A task with a larger result fails with
-    PAYLOAD_TOO_LARGE, and the result is lost. None sets no limit. Defaults to None.
+    """The maximum size in bytes of a result's JSON text, at least 1. A task with a larger result fails
+    with PAYLOAD_TOO_LARGE, and the result is lost. None sets no limit. Defaults to None.
     """
 
     max_input_bytes: int = Field(default=268_435_456, ge=1, le=805_306_368)
-    """The most bytes of results that a workflow node may take from other nodes, from 1 to 805,306,368
-    (768 MiB); a node that would take more fails with PAYLOAD_TOO_LARGE. The results of a map's items
-    count together. Defaults to 268,435,456 (256 MiB).
+    """The maximum total size in bytes of the results that a workflow node takes from other nodes, from 1
+    to 805,306,368 (768 MiB); a node that would take more fails with PAYLOAD_TOO_LARGE. The results of a
+    map's items count together. Defaults to 268,435,456 (256 MiB).
     """
 
     max_map_items: int | None = Field(default=100_000, ge=1)
-    """The most items that a map node may have, at least 1; a node with more items fails with
-    PAYLOAD_TOO_LARGE. A run uses the limit that is configured in the program that starts it. None sets
-    no limit. Defaults to 100,000.
+    """The maximum number of items of a map node, at least 1; a node with more items fails with
+    PAYLOAD_TOO_LARGE. The configuration of the program that starts a run determines the run's limit.
+    None sets no limit. Defaults to 100,000.
     """
 
     @model_validator(mode="after")
@@ -394,26 +394,24 @@ class PayloadConfig(FrozenModel):
 
 
 class LogCapture(FrozenModel):
-    """How much of a task's log is kept.
-
-    The first and the last lines of an attempt are kept. If there are more lines, those in between are
-    dropped and counted.
+    """The limits for the stored log of a task. If an attempt logs more lines, its first and last lines
+    are kept; the lines in between are counted and dropped.
 
     Example:
         AppConfig(broker=PostgresConfig.from_env(), log_capture=LogCapture(max_lines=200))
     """
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
-    """The lowest level of the lines that are kept; the levels of the loggers apply before it. Defaults to
+    """The lowest level of the lines to keep; each logger's own level is applied first. Defaults to
     INFO.
     """
 
     max_lines: int = Field(default=1_000, ge=2, le=LOG_LINES_MAX)
-    """The most lines that are kept of one attempt, from 2 to 100,000. Defaults to 1,000."""
+    """The maximum number of lines to keep per attempt, from 2 to 100,000. Defaults to 1,000."""
 
     max_bytes: int = Field(default=65_536, ge=1_024, le=LOG_BYTES_MAX)
-    """The most bytes that are kept of one attempt, from 1,024 to 1,048,576. A worker shares this much
-    memory with each child, and with every slot of an async child. Defaults to 65,536.
+    """The maximum number of bytes to keep per attempt, from 1,024 to 1,048,576. A worker allocates this
+    much shared memory per child, or per slot of an async child. Defaults to 65,536.
     """
 
     @property
@@ -423,7 +421,8 @@ class LogCapture(FrozenModel):
 
 
 def _copied_mapper(value: object) -> object:
-    # Pydantic would report a bad entry itself; our report has an error code and includes the other problems.
+    # Check the entries here: pydantic's report of a bad entry would have no error code and omit
+    # other problems.
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -451,7 +450,7 @@ class AppConfig(FrozenModel):
     Defaults to None."""
 
     cluster_wide_cap: int | None = None
-    """The most tasks, running and claimed, that may be in flight in the whole cluster, at least 1.
+    """The maximum number of tasks in flight, running or claimed, in the whole cluster, at least 1.
     Cannot be combined with prefetch_buffer. None sets no limit. Defaults to None.
     """
 
@@ -462,11 +461,11 @@ class AppConfig(FrozenModel):
     """
 
     claim_lease_ms: int | None = None
-    """How many milliseconds a claimed task that has not started stays with its worker unless the lease is
-    renewed, at least 2,000, and at least twice recovery.claimer_heartbeat_interval_ms if that setting is
-    set. Required and used only with a prefetch_buffer above 0; without one, tasks start when they are
-    claimed. While it is None, max_claim_renew_age_ms and recovery.claimer_heartbeat_interval_ms are
-    checked against 60,000. Defaults to None.
+    """The lease of a claimed task in milliseconds: how long the task stays with its worker if it has not
+    started and the lease is not renewed, at least 2,000, and at least twice
+    recovery.claimer_heartbeat_interval_ms if that is set. Required and used only with a prefetch_buffer
+    above 0; without one, tasks start when they are claimed. While it is None, max_claim_renew_age_ms and
+    recovery.claimer_heartbeat_interval_ms are checked against 60,000. Defaults to None.
     """
 
     max_claim_renew_age_ms: int = 180_000
@@ -535,7 +534,7 @@ class AppConfig(FrozenModel):
 
     @property
     def hard_cap_mode(self) -> bool:
-        """Whether claimed tasks count against concurrency limits in the same way as running tasks."""
+        """Whether claimed tasks count against concurrency limits as running tasks do."""
         return self.prefetch_buffer == 0
 
     @property
@@ -545,7 +544,7 @@ class AppConfig(FrozenModel):
 
     @property
     def effective_claimer_heartbeat_interval_ms(self) -> int:
-        """The interval between lease renewals: as configured, or else short enough for two renewals per
+        """The interval between lease renewals: the configured one, or short enough for two renewals per
         lease.
         """
         interval = self.recovery.claimer_heartbeat_interval_ms
@@ -561,7 +560,7 @@ class AppConfig(FrozenModel):
         return [CustomQueueConfig(name=name, priority=priority)]
 
     def log_config(self, logger: logging.Logger | None = None) -> None:
-        """Log the configuration in effect with passwords masked; child processes log nothing."""
+        """Log the effective configuration with passwords masked; do nothing in a child process."""
         if os.environ.get("HORSIES_CHILD_PROCESS") == "1":
             return
         lines = "\n".join(f"  {name} = {value}" for name, value in _settings(self))
@@ -634,7 +633,8 @@ class AppConfig(FrozenModel):
         yield lease_problem is not None, code, lease_problem or ""
         yield age < 1, code, "max_claim_renew_age_ms must be at least 1"
         yield (
-            # A comparison with a lease that is itself invalid would only report the same mistake again.
+            # Skip the comparison if the lease itself is invalid, because it would report the same
+            # mistake again.
             1 <= age < lease and lease_problem is None,
             code,
             f"max_claim_renew_age_ms ({age}) must not be below the claim lease ({lease})",

@@ -51,7 +51,7 @@ class DefaultPostgresConfig:
 
 
 def default_config(database_url: str | None) -> DefaultPostgresConfig | None:
-    """Return the configuration for this URL or, without one, from the environment; None if it is not valid.
+    """Return the configuration for this URL, or from the environment if it is None; return None if invalid.
 
     `PostgresConfig.from_env` reads the same variables and reports all mistakes.
     """

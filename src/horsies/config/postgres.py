@@ -28,7 +28,7 @@ from horsies.errors import ConfigurationError, ErrorCode
 from horsies.payload_store import TABLE_STORE, PayloadStore, TableStore
 from horsies.validation import SECONDS_MAX, Check, FrozenModel, raise_failed
 
-# The limits of Linux and libpq; with larger values every connection would fail.
+# The limits of Linux and libpq; every connection with a larger value would fail.
 _KEEPALIVE_MAXIMUMS = {
     "tcp_keepalives_idle": 32_767,
     "tcp_keepalives_interval": 32_767,
@@ -36,7 +36,7 @@ _KEEPALIVE_MAXIMUMS = {
 }
 _USER_TIMEOUT_MS_MAX = 2**31 - 1
 _KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")
-# One character less than for a key id, because references have a mark before the id of a store.
+# One character shorter than a key id, because references put a mark before the id of a store.
 _STORE_ID = re.compile(r"[A-Za-z0-9_.-]{1,31}")
 
 
@@ -48,9 +48,7 @@ def _schema_rule(given: str) -> str:
 
 
 def _first_schema(search_path: str) -> str:
-    """Return the schema that a search_path most likely means, for use in a message; "..." if there is
-    none.
-    """
+    """Return the first named schema of a search_path, for a message; return "..." if it names none."""
     first = search_path.split(",")[0].strip().strip('"')
     return first if SCHEMA_NAME.fullmatch(first) else "..."
 
@@ -92,9 +90,8 @@ class PostgresConfig(FrozenModel):
     embedded:// starts a private server for development. Never shown in repr or logs. Required."""
 
     session_database_url: str | None = Field(default=None, repr=False)
-    """An address of the same database that is direct or uses session pooling, used for LISTEN and
-    migrations when database_url goes through a transaction pooler. Defaults to None: database_url is used
-    for everything.
+    """A direct or session-pooled address of the same database. LISTEN and migrations use it when
+    database_url points to a transaction pooler. Defaults to None: database_url is used for everything.
     """
 
     pgbouncer_transaction_mode: bool = False
@@ -126,9 +123,8 @@ class PostgresConfig(FrozenModel):
     1800 (half an hour)."""
 
     pool_pre_ping: bool = True
-    """Test a pooled connection before use, so that a connection that died while idle is replaced
-    instead of failing the call. The test checks only the socket and needs no round trip. Defaults to
-    True.
+    """Test a pooled connection before use, and replace it if it died while idle. The test checks only
+    the socket and needs no round trip. Defaults to True.
     """
 
     echo: bool = False
@@ -178,8 +174,8 @@ class PostgresConfig(FrozenModel):
     tcp_user_timeout_ms: int = 30_000
     """How many milliseconds sent data may stay unacknowledged before the connection counts as dead, from
     0 to 2,147,483,647. 0 leaves the limit to the operating system. PgBouncer acknowledges data even when
-    the server is down, so behind it this is also how long a worker or scheduler waits for a response.
-    Defaults to 30,000.
+    the server is down, so with PgBouncer this setting also limits how long a worker or scheduler waits
+    for a response. Defaults to 30,000.
     """
 
     codec: PayloadCodec | None = Field(default=None, repr=False)

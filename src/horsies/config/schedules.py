@@ -18,8 +18,8 @@ from horsies.validation import SECONDS_MAX, FrozenModel, repeated_names
 
 NAME_LENGTH_MAX = 255
 
-# Limited, because Python's calendar must be able to represent a slot and the times counted from it, up to
-# a hundred years later.
+# The limit keeps all computed times within Python's calendar: slots, and times up to a hundred
+# years later.
 _EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
 _LATEST = {
     "start_at": datetime.max.replace(year=9000, tzinfo=UTC),
@@ -36,8 +36,7 @@ class KeyedWorkflow(Protocol):
         """Return the key that the class declares, if it declares one."""
 
 
-# The module of workflows is in a layer above the configuration, which only stores the class and reads its
-# key.
+# Typed loosely, because the workflow module belongs to a layer above the configuration.
 _AsItIs: TypeAlias = Annotated[
     KeyedWorkflow | str,
     PlainValidator(lambda definition: definition),
@@ -86,13 +85,13 @@ class Schedule(FrozenModel):
     """
 
     catch_up_missed: bool = False
-    """Fire all slots that passed while no scheduler ran, in order; if it is off, only the latest of them.
-    Defaults to False.
+    """Fire all slots that passed while no scheduler ran, in order. If this is off, fire only the latest
+    missed slot. Defaults to False.
     """
 
     max_catch_up_runs: int = Field(default=100, ge=1, le=10_000)
-    """The most missed slots that are sent at once, from 1 to 10,000; the rest follow later. Defaults to
-    100.
+    """The maximum number of missed slots to send in one tick, from 1 to 10,000; later ticks send the
+    rest. Defaults to 100.
     """
 
     misfire_grace_seconds: float | None = Field(default=None, gt=0, le=SECONDS_MAX)
@@ -130,7 +129,7 @@ class Schedule(FrozenModel):
 def _bound_problem(name: str, at: datetime) -> str | None:
     if at.utcoffset() is None:
         return f"{name} has no time zone; write datetime(..., tzinfo=UTC)"
-    # The times are compared without conversion, because times near the ends of the calendar cannot be
+    # Compare the times without conversion, because times near the limits of the calendar cannot be
     # converted to UTC.
     if not _EARLIEST <= at <= _LATEST[name]:
         return f"{name} must be in the years 2 to {_LATEST[name].year}, counted in UTC"
@@ -183,8 +182,8 @@ class TaskSchedule(Schedule):
 class WorkflowSchedule(Schedule):
     """A workflow that is started at every slot.
 
-    If the definition's nodes are tasks of the application, it can be created only after the application.
-    The configuration then names the definition by its ``definition_key``.
+    A definition whose nodes are tasks of the application can be created only after the application. The
+    configuration then names it by its ``definition_key``.
 
     Example:
         WorkflowSchedule(

@@ -1,4 +1,4 @@
-"""Where an application's configuration comes from: an object, a URL, or the environment."""
+"""Builds an application's configuration from an object, a URL, or the environment."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ class TracingConfig(FrozenModel):
     """
 
     parent: Literal["auto", "always", "never"] = "auto"
-    """Which attempts have a span that is a child of the send's span. With "auto", it is the first attempt
-    of a task that was sent to run immediately, or of a workflow node; with "always", every attempt; with
-    "never", none. In any case the span has a link to the send. Defaults to "auto".
+    """Which attempts have a span that is a child of the send's span. With "auto", it is the first
+    attempt of a task that was sent to run immediately, or of a workflow node; with "always", every
+    attempt; with "never", no attempt. Every attempt's span has a link to the send. Defaults to "auto".
     """
 
     baggage: bool = False
@@ -29,7 +29,8 @@ class TracingConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        # find_spec of a submodule imports the parent package, which is an empty namespace here.
+        # find_spec imports the parent package, and the parent, opentelemetry, is an empty
+        # namespace.
         if find_spec("opentelemetry") is None or find_spec("opentelemetry.trace") is None:
             raise ConfigurationError(
                 "TracingConfig needs the package opentelemetry-api, which is not installed.",

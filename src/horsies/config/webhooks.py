@@ -1,7 +1,6 @@
-"""The configuration of webhooks: which events are sent, where to, and how they are signed.
-
-Nothing here connects. A wrong value is rejected when the object is built; the error is one sentence,
-which never shows the address or a secret.
+"""The configuration of webhooks: the events to send, their receiver, and their signature. Nothing here
+connects. Invalid values are rejected when the object is built; the error never shows the address or a
+secret.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _NAME_RULE = "1 to 40 lower-case letters, digits, '-' and '_'"
 _TASK_EVENTS = tuple(one for one in get_args(WebhookEvent) if one.startswith("task."))
 
-# Addresses outside the private ranges that answer only inside a cloud: the agent of Azure's hosts.
+# Addresses outside the private ranges that respond only inside a cloud: the agent of Azure's hosts.
 _CLOUD_ADDRESSES = frozenset({ip_address("168.63.129.16")})
 # Networks of IPv6 addresses whose last 32 bits contain the IPv4 address to which they lead.
 _TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("::ffff:0:0:0/96"), IPv6Network("::/96"))
-# The only range of IPv6 with addresses that are reachable from everywhere.
+# The only IPv6 range with globally reachable addresses.
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 
 
 class Webhook(FrozenModel):
-    """A subscription to events: each one is sent to your URL as a signed HTTP request. See
+    """A subscription to events: each event is sent to your URL as a signed HTTP request. See
     [webhooks](webhooks.md).
 
     Example:
@@ -82,7 +81,9 @@ class Webhook(FrozenModel):
     """
 
     task_names: list[str] | None = Field(default=None, min_length=1)
-    """Deliver the `task.` events of these tasks only. None delivers those of all tasks. Defaults to None."""
+    """Deliver the `task.` events of these tasks only. With None, the events of all tasks are delivered.
+    Defaults to None.
+    """
 
     allow_private: bool = False
     """Whether the address may be loopback, link-local or in a private network. Defaults to False."""
@@ -91,12 +92,12 @@ class Webhook(FrozenModel):
     """Seconds that a receiver may take to accept a delivery, from 0.1 to 300. Defaults to 10."""
 
     max_retries: int = Field(default=36, ge=1, le=1_000, strict=True)
-    """How many times a failed delivery is tried again, from 1 to 1,000. Defaults to 36, which takes about
-    a day.
+    """The maximum number of retries of a failed delivery, from 1 to 1,000. Defaults to 36, which takes
+    about a day.
     """
 
     retry_seconds: float = Field(default=5.0, ge=0.001, le=3_600.0)
-    """Seconds before the first retry, from 0.001 to 3,600. Each further wait is twice as long, up to an hour.
+    """Seconds before the first retry, from 0.001 to 3,600. Each further wait doubles, up to an hour.
     Defaults to 5."""
 
     def __str__(self) -> str:
@@ -166,9 +167,8 @@ def _key_of(secret: str) -> bytes:
 
 
 def url_problem(url: str, *, allow_private: bool) -> str | None:
-    """Return a problem of the address as the rest of a sentence that starts with "url", or None.
-
-    The sentence does not show the address, whose path may be a secret.
+    """Describe a problem of the address in words that follow "url", or return None. The words do not
+    contain the address, because its path may be a secret.
     """
     try:
         parts = urlsplit(url)
@@ -194,7 +194,9 @@ def url_problem(url: str, *, allow_private: bool) -> str | None:
 
 
 def _is_local(parts: SplitResult) -> bool:
-    """Whether the host is visibly private. The addresses behind a host name are checked at every delivery."""
+    """Return whether the host is visibly private. Every delivery checks the addresses behind a host
+    name.
+    """
     host = (parts.hostname or "").removesuffix(".")
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -205,7 +207,9 @@ def _is_local(parts: SplitResult) -> bool:
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is neither loopback, link-local, site-local, private, multicast nor reserved."""
+    """Return whether an address is neither loopback, link-local, site-local, private, multicast nor
+    reserved.
+    """
     address = _target(ip_address(text.partition("%")[0]))
     if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
         return False
@@ -213,7 +217,9 @@ def is_public(text: str) -> bool:
 
 
 def _target(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """Return the IPv4 address to which an IPv6 address is translated; any other address unchanged."""
+    """Return the IPv4 address to which an IPv6 address is translated; return any other address
+    unchanged.
+    """
     if isinstance(address, IPv4Address):
         return address
     if any(address in network for network in _TRANSLATED):

@@ -63,7 +63,7 @@ from horsies.workflow.run.results import DeclaredTypes
 
 T = TypeVar("T")
 
-# The class Schedules has a method named list, which hides the built-in type.
+# Schedules has a method named list, which hides the built-in type.
 States: TypeAlias = list[ScheduleState]
 Slots: TypeAlias = list[datetime]
 Runs: TypeAlias = list[ScheduleRun]
@@ -72,12 +72,12 @@ Switch: TypeAlias = Statement[[str], ScheduleName]
 
 _WORKING = BrokerErrorCode.SCHEDULE_OPERATION_FAILED
 _SUPPRESSED = BrokerOperationError(
-    _WORKING, "Sends are suppressed while modules are imported, and so are changes to schedules."
+    _WORKING, "Changes to schedules are suppressed while modules are imported, as sends are."
 )
 
 
 class EditedSchedule(NamedTuple):
-    """A schedule's state, and the edit of its timing; the edit is None if there was nothing to reset."""
+    """A schedule's state and the edit of its timing; the edit is None if a reset had nothing to undo."""
 
     state: ScheduleState
     edit: Edit | None
@@ -102,9 +102,9 @@ class Schedules:
         """Store a schedule in addition to the configured ones; running schedulers pick it up immediately.
 
         Adding an identical schedule again changes nothing, and an edit of its timing stays. A different
-        one with the same name is Err(SCHEDULE_EXISTS) unless ``replace`` is set. A configured schedule is
-        never replaced; use ``edit`` to change its timing. The first slot is the next one after now.
-        Raises HorsiesError for a schedule that cannot be served.
+        schedule with the same name results in Err(SCHEDULE_EXISTS), unless ``replace`` is set. A
+        configured schedule is never replaced; use ``edit`` to change its timing. The first slot is the
+        next one after now. Raises HorsiesError for a schedule that cannot be served.
         """
         script = self._add_script(schedule, replace)
         return self._change("add_schedule", schedule.name, script)
@@ -132,9 +132,9 @@ class Schedules:
     ) -> BrokerResult[ScheduleState]:
         """Change when a schedule fires, until ``reset``; configured schedules can be edited too.
 
-        The edit outlives restarts and deployments. The task and its arguments stay those of the
-        configuration. A slot that is due now is still sent. A pattern may be a text, such as "every day
-        at 03:00" or a cron expression. Raises HorsiesError for a text that is not a pattern.
+        The edit outlives restarts and deployments. It does not change the task or its arguments. A slot
+        that is due now is still sent. The pattern may be text, such as "every day at 03:00" or a cron
+        expression. Raises HorsiesError for invalid text.
         """
         script = edited_script(name, new_timing(pattern, timezone))
         return self._change("edit_schedule", name, script, reason).map(_edited_state)
@@ -151,7 +151,7 @@ class Schedules:
         return (await self._change_async("edit_schedule", name, script, reason)).map(_edited_state)
 
     def reset(self, name: str, *, reason: str | None = None) -> BrokerResult[ScheduleState]:
-        """End an edit: the schedule fires again as defined by the configuration, or by the program that
+        """Undo an edit: the schedule fires again as defined by the configuration, or by the program that
         added it.
         """
         script = edited_script(name, original_timing)
@@ -184,8 +184,8 @@ class Schedules:
         return (await self._change_async("pause_schedule", name, script, reason)).map(_state)
 
     def resume(self, name: str) -> BrokerResult[ScheduleState]:
-        """Fire the slots of a paused schedule again. Slots missed during the pause fire only if the
-        schedule catches up missed slots.
+        """Resume a paused schedule. Slots missed during the pause fire only if the schedule catches up
+        missed slots.
         """
         script = switch_script(name, resume_schedule)
         return self._change("resume_schedule", name, script).map(_state)
@@ -246,9 +246,7 @@ class Schedules:
     def _add_script(
         self, schedule: AnySchedule, replace: bool
     ) -> Script[BrokerResult[ScheduleState]]:
-        """Check the schedule now, so that a mistake raises an error here, and return the script that
-        stores the schedule.
-        """
+        """Check the schedule immediately, to raise errors here; return the script that stores it."""
         if not schedule.enabled:
             raise schedule_error(schedule, "enabled is off; add it and pause it instead")
         entry = Entry.of(self._application(), schedule)
@@ -296,9 +294,7 @@ class Schedules:
 
 
 def perform(broker: PostgresBroker, script: Script[BrokerResult[T]]) -> BrokerResult[T]:
-    """Run one of the scripts below; an Err from the script is returned in the same way as an Err from the
-    broker.
-    """
+    """Run one of the scripts below; return its Err like an Err of the broker."""
     return broker.perform(_WORKING, script).and_then(lambda result: result)
 
 
@@ -337,8 +333,8 @@ def switch_script(name: str, switch: Switch) -> Script[BrokerResult[Switched[Sch
 
 
 def edited_script(name: str, new: NewTiming) -> Script[BrokerResult[Switched[EditedSchedule]]]:
-    """Store another timing and read the schedule's new state. A reset changes nothing if the schedule was
-    not edited.
+    """Store another timing and read the schedule's new state. A reset of an unedited schedule changes
+    nothing.
     """
     found: Result[Edit | None, str] = yield from edit_script(name, new)
     if isinstance(found, Err):
@@ -430,7 +426,8 @@ def _add_script(
         (record,) = yield read_schedule_records([name])
         if record.stored_definition == before.stored_definition and before.is_stored:
             break
-        # Another program has stored the schedule in the meantime; the two may be identical.
+        # Another program has stored a schedule with this name after the first read; the two may be
+        # identical.
     return _is_taken(name, by_configuration=record.is_stored and record.definition is None)
 
 

@@ -1,6 +1,5 @@
-"""Decides which slots of a due schedule fire, which are dropped, and when the schedule is due next.
-
-Pure: the tick reads the state of due schedules and writes all decisions in one statement.
+"""Decides which slots of a due schedule fire, which slots are dropped, and when the schedule is due
+next. Pure functions: the tick reads the state and writes all decisions in one statement.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class SkipReason(StrEnum):
-    """The reasons for which slots are dropped."""
+    """The reasons for dropping slots."""
 
     MISSED = "MISSED"
     MISFIRE = "MISFIRE"
@@ -28,7 +27,7 @@ class SkipReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DueState:
-    """The state of a due schedule; times are UTC on the database's clock."""
+    """The state of a due schedule. Times are in UTC, by the database's clock."""
 
     due_at: datetime
     now: datetime
@@ -38,13 +37,13 @@ class DueState:
 
     @property
     def belongs_to_old_timing(self) -> bool:
-        """Whether the slot was already due when a person changed the timing."""
+        """Whether the slot was already due when an operator changed the timing."""
         return self.edited_at is not None and self.due_at <= self.edited_at
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Slots that will not fire, from ``first`` up to but not including ``before``."""
+    """Slots that will not fire: from ``first`` up to ``before``, which is not included."""
 
     reason: SkipReason
     first: datetime
@@ -61,9 +60,8 @@ class Decision:
 
 
 def decide(schedule: Schedule, timing: Timing, state: DueState, runs_max: int) -> Decision | None:
-    """Decide about a due schedule; None if it stays due because one of its runs must finish first.
-
-    At most ``runs_max`` slots fire at once, and never more than the schedule allows.
+    """Decide about a due schedule; return None if one of its runs must finish first. At most
+    ``runs_max`` slots fire in one decision, and never more than the schedule allows.
     """
     if state.is_unfinished and schedule.overlap != "allow":
         return None if schedule.overlap == "queue" else _skip_all(timing, state)
@@ -74,7 +72,7 @@ def decide(schedule: Schedule, timing: Timing, state: DueState, runs_max: int) -
     if first is None or first > state.now:
         return Decision((), first, Dropped(reason, state.due_at, cutoff))
     if schedule.catch_up_missed:
-        # With overlap="queue" at most one task or run may be unfinished; the other slots stay due.
+        # With overlap="queue", at most one task or run may be unfinished; later slots stay due.
         allowed = 1 if schedule.overlap == "queue" else min(schedule.max_catch_up_runs, runs_max)
         due = takewhile(lambda slot: slot <= state.now, timing.slots_from(first))
         fire = tuple(islice(due, allowed))
@@ -88,8 +86,8 @@ def decide(schedule: Schedule, timing: Timing, state: DueState, runs_max: int) -
 def _leave_old_timing(
     timing: Timing, state: DueState, cutoff: datetime, reason: SkipReason
 ) -> Decision:
-    """Fire the slot that was due at the time of the edit, unless it is too old; the new timing counts
-    from the edit.
+    """Fire the slot that was due at the time of the edit, unless it is too old; later slots follow the
+    new timing.
     """
     assert state.edited_at is not None
     following = timing.first_after(state.edited_at)
@@ -113,8 +111,7 @@ def _cutoff(schedule: Schedule, state: DueState) -> tuple[datetime, SkipReason]:
         oldest = state.now - timedelta(seconds=schedule.misfire_grace_seconds)
         if oldest > cutoff:
             cutoff, reason = oldest, SkipReason.MISFIRE
-    # Slots that were missed during a pause are dropped, unless the schedule must catch up every missed
-    # slot.
+    # Drop slots missed during a pause, unless the schedule must catch up every missed slot.
     if state.resumed_at is not None and not schedule.catch_up_missed:
         after_pause = state.resumed_at + _MICROSECOND
         if after_pause > cutoff:

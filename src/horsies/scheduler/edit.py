@@ -1,8 +1,7 @@
-"""Edits: a new timing for a stored schedule, set by a person while schedulers run.
-
-What a schedule sends is defined only by its program; when it sends can be edited, even for configured
-schedules. The edit is kept in the database, where it outlives restarts and deployments, until it is
-reset. A slot that is due at the time of the edit is still sent.
+"""Edits: a new timing for a stored schedule, set by an operator while schedulers run. An edit changes
+when a schedule fires, not what it sends; configured schedules can be edited too. The database keeps the
+edit, across restarts and deployments, until it is reset. A slot that is due at the time of the edit is
+still sent.
 """
 
 from __future__ import annotations
@@ -33,12 +32,13 @@ from horsies.scheduler.timing import (
 from horsies.timetable.patterns import SchedulePattern
 from horsies.timetable.texts import pattern_text, read_pattern
 
-# How often an edit is tried. It starts over if a scheduler has served the schedule at the same time.
+# The maximum number of tries of an edit. A try fails if a scheduler serves the schedule at the same
+# time.
 ATTEMPTS_MAX = 10
 PREVIEW_SLOTS = 10
 _MICROSECOND = timedelta(microseconds=1)
 
-# Computes the new timing of a stored row, as JSON text; None if the row has no other timing.
+# Computes the new timing of a stored row as JSON text, or None if the row has no other timing.
 NewTiming: TypeAlias = Callable[[ScheduleRecord], str | None]
 
 
@@ -58,7 +58,7 @@ class Edit:
 
     @property
     def words(self) -> str:
-        """Return the edit in the form in which the record of changes contains it."""
+        """Describe the edit as the history of changes shows it."""
         return f"from {timing_words(self.timing)} to {timing_words(self.new_timing)}"
 
 
@@ -78,8 +78,8 @@ def undo_edit(name: str, edit: Edit) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NextSlot:
-    """The next slot after an edit; for overdue slots that are dropped, also the end of their range and
-    the reason.
+    """The next slot after an edit; if overdue slots are dropped, also the end of their range and the
+    reason.
     """
 
     at: datetime | None
@@ -88,24 +88,24 @@ class NextSlot:
 
 
 def new_timing(pattern: SchedulePattern | str | None, timezone: str | None) -> NewTiming:
-    """Return an edit of the pattern, the zone or both; HRS-205 for a text that is not a pattern."""
+    """Return an edit of the pattern, the zone or both; raise HRS-205 for an invalid text."""
     wanted = read_pattern(pattern) if isinstance(pattern, str) else pattern
     return lambda record: changed_timing(record.timing or "", wanted, timezone)
 
 
 def original_timing(record: ScheduleRecord) -> str | None:
-    """Return the timing that the configuration or a program gave the schedule, if the schedule was edited."""
+    """Return the original timing of an edited schedule, from its configuration or program."""
     return record.original_timing
 
 
 def preview_script(name: str, new: NewTiming) -> Script[Result[Edit | None, str]]:
-    """Compute an edit without storing it; None if there is no such schedule, or no other timing for it."""
+    """Compute an edit without storing it; return None if the schedule is unknown or has no other timing."""
     (record,) = yield read_schedule_records([name])
     return _edit_of(record, new)
 
 
 def edit_script(name: str, new: NewTiming) -> Script[Result[Edit | None, str]]:
-    """Store another timing; None if there is no such schedule, or no other timing for it."""
+    """Store another timing; return None if the schedule does not exist or has no other timing."""
     for _ in range(ATTEMPTS_MAX):
         records: list[ScheduleRecord] = yield read_schedule_records([name])
         (record,) = records
@@ -131,7 +131,7 @@ def edit_script(name: str, new: NewTiming) -> Script[Result[Edit | None, str]]:
 
 
 def _edit_of(record: ScheduleRecord, new: NewTiming) -> Result[Edit | None, str]:
-    """Compute an edit; an edit after which no slot is left is refused."""
+    """Compute an edit; reject one that leaves no slot."""
     if not record.is_stored:
         return Ok(None)
     try:
@@ -169,8 +169,8 @@ def _stored_timing(record: ScheduleRecord) -> Timing | None:
 def next_slot(record: ScheduleRecord, timing: str) -> NextSlot:
     """Return the next slot after an edit.
 
-    A slot that is due now is sent first: the latest one if several are overdue, as after an outage. Slots
-    that passed during a pause are not sent.
+    An overdue slot is sent first, or the latest slot if several are overdue, as after an outage. Slots
+    missed during a pause are not sent.
     """
     now, due = record.looked_at.astimezone(UTC), record.next_run_at
     if due is None or record.is_paused or due > record.looked_at:

@@ -1,8 +1,8 @@
 """An entry: one schedule, checked against the application, with its timing and its target.
 
-Entries are made from the configuration when a scheduler starts, and from the stored JSON of schedules
-that were added at run time. `horsies check` makes the same checks, in this order: zone, task or workflow,
-queue, arguments. It also builds each workflow once.
+A scheduler builds entries from the configuration at its start, and from the stored JSON of schedules
+added at run time. `horsies check` makes the same checks, in this order: zone, task or workflow, queue,
+arguments. It also builds each workflow once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Application:
 class Entry:
     """A schedule that can be served: its timing, the timing's text and hash, and its target.
 
-    The timing is that of the schedule, unless a person has edited the stored timing.
+    The timing is the schedule's own, unless an operator has edited the stored timing.
     """
 
     schedule: AnySchedule
@@ -64,17 +64,19 @@ class Entry:
 
     @classmethod
     def of(cls, application: Application, schedule: AnySchedule) -> Entry:
-        """Check a schedule against the application, or raise its first error."""
+        """Check a schedule against the application, and raise the first error."""
         try:
             timing = Timing.of(schedule)
             target = _read_target(application, schedule)
-        except ValueError as error:  # an unknown zone, or an ArgumentProblem
+        except ValueError as error:  # An unknown zone, or an ArgumentProblem.
             raise schedule_error(schedule, str(error)) from error
         text = timing_json(schedule)
         return cls(schedule, timing, text, config_hash(text), target)
 
     def with_timing(self, text: str) -> Entry:
-        """Return the entry with another stored timing; ValueError if this release cannot read that timing."""
+        """Return the entry with another stored timing; raise ValueError if this release cannot read the
+        timing.
+        """
         return replace(self, timing=Timing.read(text), timing_text=text, hash=config_hash(text))
 
     @property
@@ -168,7 +170,7 @@ def _find_workflow(schedule: WorkflowSchedule) -> AnyDefinition:
 
 
 def definition_json(entry: Entry) -> str:
-    """Return a whole schedule as JSON text, which is stored when the schedule is added at run time."""
+    """Return a whole schedule as JSON text, which the database stores for a schedule added at run time."""
     schedule, target = entry.schedule, entry.target
     fields = schedule.model_dump(mode="json", exclude=_STORED_APART, exclude_defaults=True)
     fields["pattern"] = schedule.pattern.model_dump(mode="json")
@@ -182,8 +184,8 @@ def definition_json(entry: Entry) -> str:
 
 
 def read_definition(application: Application, text: str) -> Entry:
-    """Return the entry of a stored schedule; HorsiesError or ValueError if the schedule no longer fits
-    the application.
+    """Return the entry of a stored schedule; raise HorsiesError or ValueError if it no longer fits the
+    application.
     """
     if (key_id := missing_key(text)) is not None:
         raise ConfigurationError(

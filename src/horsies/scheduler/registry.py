@@ -1,7 +1,5 @@
-"""The registry: all schedules that a scheduler serves, both configured ones and those stored in the
-database.
-
-When a scheduler starts, the registry stores the configured schedules without firing a slot. Later it
+"""The registry of all schedules that a scheduler serves: configured schedules, and schedules stored in
+the database. At a scheduler's start, it stores the configured schedules without firing a slot. Later it
 finds the entry of each due schedule.
 """
 
@@ -51,7 +49,7 @@ class Registry:
     application: Application
     owner: str
     entries: Mapping[str, Entry]
-    # The configured schedules that are switched off.
+    # The configured schedules with ``enabled=False``.
     disabled: Sequence[str] = ()
     _stored: dict[str, Entry | None] = field(default_factory=dict)
 
@@ -59,9 +57,8 @@ class Registry:
     def of(
         cls, config: AppConfig, definitions: Definitions, owner: str, app: BuildsSpecs | None = None
     ) -> Registry:
-        """Check a configuration's enabled schedules and raise the first error.
-
-        ``app`` builds the workflows of schedules that start one.
+        """Check a configuration's enabled schedules, and raise the first error. ``app`` builds the
+        workflows.
         """
         if config.schedule is None or not config.schedule.enabled:
             raise _no_schedules(is_off=config.schedule is not None)
@@ -89,8 +86,8 @@ class Registry:
         return "\n".join(self.entries), "\n".join(hashes), list(self.application.tasks), workflows
 
     def entry_of(self, due: DueSchedule) -> Entry | None:
-        """Return the entry of a due schedule, with its stored timing if a person has edited that; None if
-        the stored schedule cannot be read.
+        """Return the entry of a due schedule, with its edited timing if there is one; return None if the
+        stored schedule cannot be read.
         """
         entry = self._unedited(due)
         if entry is None or due.edited_timing is None:
@@ -132,11 +129,10 @@ def store_configured(
 ) -> Script[None]:
     """Store the configured schedules, without firing a slot and without losing an overdue slot.
 
-    When a scheduler starts, a schedule whose timing has changed gets a new next slot. Later changes come
-    from a scheduler of another release, which serves its own slots; this scheduler takes such a schedule
-    over only if a slot is overdue. ``has_watched`` is called after the stored state was read. It returns
-    True if this scheduler has run without interruption long enough for a live owner to have served the
-    slot.
+    When a scheduler starts, a schedule with a changed timing gets a new next slot. A later change means
+    that a scheduler of another release serves the schedule; this scheduler takes the schedule over only
+    if a slot is overdue. ``has_watched`` is called after the stored state is read. It returns whether
+    this scheduler has run long enough without interruption that a live owner would have served the slot.
     """
     names = list(registry.entries)
     records: list[ScheduleRecord] = yield read_schedule_records(names)
@@ -167,28 +163,30 @@ def _rows_to_store(
             logger.warning(message, record.name, extra=event)
         elif not _needs_storing(registry, record, at_start):
             continue
-        # A schedule that is taken over continues after the slot that no scheduler served.
+        # The next slot of a taken-over schedule is the slot after the one that no scheduler served.
         start = record.next_run_at if takes_over and record.next_run_at else record.looked_at
         try:
             next_run_at = _timing_in_force(entry, record).first_after(start.astimezone(UTC))
         except Exception:
             logger.exception("schedule %r: the next slot cannot be computed", record.name)
             continue
-        # A schedule that has ended does not change, so its row is not written again every minute.
+        # Skip an ended schedule: it does not change, and its row would be rewritten every minute.
         if next_run_at is not None or not record.is_stored or _has_new_timing(entry, record):
             yield entry, next_run_at
 
 
 def _timing_in_force(entry: Entry, record: ScheduleRecord) -> Timing:
-    """Return the stored timing if a person has edited it; ValueError if this release cannot read it."""
+    """Return the stored timing if an operator has edited it; raise ValueError if this release cannot
+    read it.
+    """
     if record.original_timing is None:
         return entry.timing
     return Timing.read(record.timing or "")
 
 
 def _has_new_timing(entry: Entry, record: ScheduleRecord) -> bool:
-    """Whether the configuration's timing differs from the stored timing, or from the timing before an
-    edit.
+    """Return whether the configuration's timing differs from the stored timing, or from the timing
+    before an edit.
     """
     if record.original_timing is not None:
         return record.original_timing != entry.timing_text
@@ -196,10 +194,8 @@ def _has_new_timing(entry: Entry, record: ScheduleRecord) -> bool:
 
 
 def _is_deserted(entry: Entry, record: ScheduleRecord) -> bool:
-    """Whether the timing belongs to another release, and no scheduler of that release serves it.
-
-    A schedule that waits for an unfinished task or run counts as served. A schedule that a person has
-    edited belongs to every release.
+    """Return whether the timing belongs to another release that has no live scheduler. A schedule that
+    waits for an unfinished task or run counts as served. An edited schedule belongs to every release.
     """
     is_waiting = entry.schedule.overlap == "queue" and record.is_unfinished
     is_foreign = record.original_timing is None and record.hash != entry.hash

@@ -34,15 +34,14 @@ from horsies.workflow.definition import BuildsSpecs
 
 logger = logging.getLogger("horsies.scheduler")
 
-# How often to check that the configured schedules are still stored.
+# Seconds between two checks that the configured schedules are still stored.
 REFRESH_SECONDS = 60.0
-# If a tick is this late, the database did not respond, and presumably did not respond to other schedulers
-# either.
+# A tick later than this means that the database did not respond, presumably to no scheduler.
 STALL_SECONDS = 10.0
-# How much later than its time a slot wakes the scheduler. Clocks drift: waking slightly late costs one
-# tick, waking slightly early costs two.
+# The delay of a wake-up after its slot. Clocks drift: a late wake-up costs one tick, an early one
+# costs two.
 MARGIN_SECONDS = 0.001
-# How long a stop waits for the last step. A workflow that is still being built after that is abandoned.
+# The time limit of the last step during a stop. A workflow that still builds after it is abandoned.
 LAST_STEP_SECONDS = 5.0
 
 
@@ -97,8 +96,8 @@ class Scheduler:
         return self._next_at
 
     def wake(self) -> None:
-        """Tick on the next step, because a schedule has changed. Before a reconnect, the backoff still
-        applies.
+        """Tick on the next step, because a schedule has changed. A pending reconnect still waits for its
+        backoff.
         """
         if self._pipeline is not None:
             self._next_at = 0.0
@@ -177,7 +176,7 @@ class Scheduler:
         self._next_at = time.monotonic() + delay_seconds
         self._is_lost = True
         logger.error(
-            "nothing can be scheduled, next try in %.1f s: %s",
+            "cannot schedule anything; next try in %.1f s: %s",
             delay_seconds,
             describe(error),
             extra=as_event("scheduler_database_lost"),
@@ -193,8 +192,7 @@ class Scheduler:
 def serve(service: Scheduler, stop: socket.socket, listener: Listener | None = None) -> None:
     """Serve schedules until ``stop`` becomes readable.
 
-    With a ``listener``, changes to schedules take effect immediately; otherwise they take effect on the
-    next tick.
+    Changes to schedules take effect immediately with a ``listener``, otherwise on the next tick.
     """
     while True:
         service.step()
@@ -208,8 +206,8 @@ def serve(service: Scheduler, stop: socket.socket, listener: Listener | None = N
 def _sleep(service: Scheduler, stop: socket.socket, listener: Listener | None) -> bool:
     """Sleep until the next step or until input arrives; return whether to stop."""
     seconds = service.next_at() - time.monotonic()
-    # select() is not used, because it rejects descriptors above 1,023, and a worker has two descriptors
-    # for every child.
+    # Use poll() instead of select(), which rejects descriptors above 1,023: a worker has two per
+    # child.
     poll = select.poll()
     poll.register(stop, select.POLLIN)
     if listener is not None:
@@ -257,7 +255,7 @@ class SchedulerThread:
 
     def ask_to_stop(self) -> None:
         """Make the scheduler stop after the current step; safe to call in a signal handler."""
-        with suppress(OSError):  # the thread has already ended
+        with suppress(OSError):  # The thread has already ended.
             self._stop_sender.send(b"!")
 
     def stop(self) -> None:

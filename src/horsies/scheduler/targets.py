@@ -1,8 +1,7 @@
 """A schedule's target: the task that a slot sends, or the workflow that it starts.
 
-A task created here takes the same path as a send: it has its task's retry policy, queue, priority, time
-limit and expiry. For the same schedule and slot, its id is always the same. Nothing here uses the
-database.
+A task created here has its task's retry policy, queue, priority, time limit and expiry, like a sent
+task. Its id depends only on the schedule and the slot. Nothing here uses the database.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ from horsies.workflow.nodes.nodes import AnyNode
 from horsies.workflow.spec import WorkflowSpec
 
 SCHEDULED_FOR = "scheduled_for"
-SAMPLE_SLOT = datetime(2026, 1, 1, tzinfo=UTC)  # used to check arguments before a real slot is due
+# Stands in for a real slot when arguments are checked.
+SAMPLE_SLOT = datetime(2026, 1, 1, tzinfo=UTC)
 
 _JITTER_STEPS = 1_000_003
 
@@ -50,13 +50,15 @@ class RunPlan:
 
 
 Work: TypeAlias = InsertTask | RunPlan
-# The target of a schedule. It makes a task or run with a given id and time, or returns the reason why it
-# cannot.
+# The target of a schedule. It creates a task or run with a given id and time, or returns the reason
+# why it cannot.
 Target: TypeAlias = "TaskTarget | WorkflowTarget"
 
 
 def work_for_slot(target: Target, slot: datetime) -> Result[Work, str]:
-    """Return the task or run for this slot; its id and its share of the jitter are the same on every call."""
+    """Return the task or run for this slot. Its id and its share of the jitter are the same on every
+    call.
+    """
     stamp = Stamp(run_id(target.schedule.name, slot), slot)
     return target.make(stamp, target.schedule.jitter_seconds * jitter_share(stamp.task_id))
 
@@ -84,7 +86,7 @@ def traced_work(target: Target, work: Work) -> tuple[Work, Sending | None]:
 
 
 def work_for_now(target: Target, now: datetime) -> Result[Work, str]:
-    """Return a task or run that is not part of the timetable, with a new id."""
+    """Return a task or run with a new id, outside the timetable."""
     return target.make(Stamp(new_id(), now), 0)
 
 
@@ -95,14 +97,14 @@ class ArgumentProblem(ValueError):
 def run_id(schedule_name: str, slot: datetime) -> str:
     """Return the id of a schedule's task or run for a slot; every scheduler computes the same id.
 
-    These ids sort by slot, just as other ids sort by the time of their send. With a plain digest, a
-    schedule's tasks would be scattered over lists and indexes.
+    The ids sort by slot, as other ids sort by the time of the send. Plain digests would scatter a
+    schedule's tasks over lists and indexes.
     """
     return fixed_id(slot, f"{schedule_name}\0{slot.astimezone(UTC).isoformat()}")
 
 
 def jitter_share(task_id: str) -> float:
-    """Return a number from 0 to 1 that differs between slots but is always the same for one slot."""
+    """Return a number from 0 to 1 that depends only on the slot."""
     return UUID(task_id).int % _JITTER_STEPS / _JITTER_STEPS
 
 
@@ -130,7 +132,7 @@ class TaskTarget:
     def of(
         cls, config: AppConfig, definition: TaskDefinition, schedule: TaskSchedule
     ) -> TaskTarget:
-        """Apply the schedule's queue and arguments to the task; ArgumentProblem if they do not fit."""
+        """Apply the schedule's queue and arguments to the task; raise ArgumentProblem if they do not fit."""
         if schedule.queue_name is not None:
             try:
                 queue = choose_queue(config, schedule.queue_name, None)
@@ -165,7 +167,7 @@ class TaskTarget:
 def bound_by_name(
     signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return all arguments by name. Missing arguments are noticed later, when a row is made."""
+    """Return all arguments by name. Missing arguments are detected later, when a row is created."""
     names = signature.names
     if len(args) > len(names.positional):
         raise ArgumentProblem(
@@ -200,7 +202,7 @@ class WorkflowTarget:
     def of(
         cls, app: BuildsSpecs, definition: AnyDefinition, schedule: WorkflowSchedule
     ) -> WorkflowTarget:
-        """Bind the schedule's arguments to ``build_with``; ArgumentProblem if they do not fit."""
+        """Bind the schedule's arguments to ``build_with``; raise ArgumentProblem if they do not fit."""
         try:
             signature = definition.build_signature()
         except ValueError as error:

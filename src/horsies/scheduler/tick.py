@@ -1,9 +1,9 @@
 """One tick: read due schedules, decide, and write tasks, runs and new states in one statement.
 
-Between the read and the write, no row is locked and no transaction is open. So a scheduler that is frozen
-or killed at any time does not block other schedulers. The statement skips a schedule that has changed
-since the read; for any other schedule, it inserts all tasks and runs. Schedulers that make the same
-decision produce one set of rows.
+Between the read and the write, no row is locked and no transaction is open, so a frozen or killed
+scheduler never blocks other schedulers. The statement skips schedules that have changed since the read,
+and inserts all tasks and runs of the others. If several schedulers make the same decision, only one set
+of rows is stored.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from horsies.tracing import Sending
 
 logger = logging.getLogger("horsies.scheduler")
 
-# The most tasks and workflow nodes that one tick sends, unless a single slot has more. A long catch-up
-# therefore continues in the next tick and does not need one huge statement.
+# The maximum number of tasks and workflow nodes per tick, unless a single slot has more. A long
+# catch-up continues in the next tick instead of one huge statement.
 RUNS_MAX = 10_000
-# The name, for counting failures, of the batch that fails when the database refuses a tick.
+# The name under which the tick's refused batches are counted.
 TICK = "tick"
-# How long the slots of one schedule may take, and how long the schedule is skipped after a transient
-# error.
+# The time limit for the slots of one schedule, and the time for which a schedule is skipped after a
+# transient error.
 ALONE_SECONDS = 10.0
 REST_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A due schedule, the decision about it, and the resulting tasks or runs."""
+    """A due schedule, the decision about it, and its new tasks or runs."""
 
     due: DueSchedule
     decision: Decision
@@ -67,7 +67,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """The schedules that fired, and the seconds until the next slot; None if no slot follows."""
+    """The schedules that fired, and the seconds until the next slot, or None without a further slot."""
 
     fired: Sequence[Decided]
     seconds_until_next: float | None
@@ -75,8 +75,8 @@ class TickResult:
 
 @dataclass(slots=True)
 class Refused:
-    """What a scheduler remembers about refused ticks: how many failed in a row, and how long it skips a
-    schedule whose slots keep failing with a transient error.
+    """The scheduler's memory of refused ticks: the number of consecutive refusals, and the schedules to
+    skip for now because of transient errors.
     """
 
     failures: Failures = field(default_factory=Failures)
@@ -163,7 +163,7 @@ def _decide_one(entry: Entry | None, due: DueSchedule, runs_max: int) -> Decided
 
 
 def _in_utc(due: DueSchedule) -> DueState:
-    """Convert from the session's time zone, in which arithmetic would follow DST changes."""
+    """Convert to UTC, because arithmetic in the session's time zone would follow DST changes."""
     resumed_at = None if due.resumed_at is None else due.resumed_at.astimezone(UTC)
     edited_at = None if due.edited_at is None else due.edited_at.astimezone(UTC)
     due_at, now = due.due_at.astimezone(UTC), due.looked_at.astimezone(UTC)
@@ -171,7 +171,7 @@ def _in_utc(due: DueSchedule) -> DueState:
 
 
 def _refused(decision: Decision, slot: datetime) -> Decision:
-    """Drop a slot whose task or run cannot be created; otherwise the slot would stay due forever."""
+    """Drop a slot whose task or run cannot be created; it would otherwise stay due forever."""
     dropped = Dropped(SkipReason.REFUSED, slot, slot)
     return Decision(decision.fire, decision.next_run_at, dropped)
 
@@ -215,7 +215,7 @@ def columns(batch: Sequence[Decided]) -> FireSlots:
 
 
 def _tick_one_by_one(pipeline: Pipeline, registry: Registry, refused: Refused) -> TickResult:
-    """Isolate a schedule that the database refuses, and fire the others."""
+    """Fire the schedules one by one, to isolate the one that the database refuses."""
     (due,) = pipeline.run([registry.find_due()])
     fired = []
     for decided in decide_all(registry, refused.awake(due)):
@@ -238,7 +238,7 @@ def _tick_one_by_one(pipeline: Pipeline, registry: Registry, refused: Refused) -
 
 
 def _drop_work(pipeline: Pipeline, decided: Decided, error: psycopg.Error) -> None:
-    """Advance a schedule without the tasks or runs that the database refuses, and log the refusal."""
+    """Advance a schedule without the refused tasks or runs, and log the refusal."""
     name = decided.due.name
     try:
         pipeline.run([(fire_slots, columns([_without_work(decided)]))])

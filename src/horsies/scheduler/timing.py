@@ -38,8 +38,8 @@ class TimingFields(BaseModel):
 
 
 def timing_json(schedule: Schedule) -> str:
-    """Return a schedule's timing as JSON text: pattern, zone, and the fields that differ from their
-    defaults.
+    """Return a schedule's timing as JSON text: the pattern, the zone, and all fields with non-default
+    values.
     """
     return fields_json(
         TimingFields(**{name: getattr(schedule, name) for name in TimingFields.model_fields})
@@ -55,7 +55,7 @@ def fields_json(fields: TimingFields) -> str:
 def changed_timing(text: str, pattern: SchedulePattern | None, timezone: str | None) -> str:
     """Return a stored timing with another pattern or zone, as JSON text.
 
-    Raises ValueError for an unknown zone, or a stored text that this release cannot read.
+    Raises ValueError for an unknown zone or an unreadable stored text.
     """
     fields = read_fields(text)
     zone = timezone or fields.timezone
@@ -65,15 +65,15 @@ def changed_timing(text: str, pattern: SchedulePattern | None, timezone: str | N
 
 
 def read_fields(text: str | None) -> TimingFields:
-    """Parse a stored timing; ValueError if this release cannot read it."""
+    """Parse a stored timing; raise ValueError if this release cannot read it."""
     try:
         return TimingFields.model_validate_json(text or "")
     except ValueError:
-        raise ValueError("its stored timing cannot be read by this release") from None
+        raise ValueError("this release cannot read the schedule's stored timing") from None
 
 
 def timing_words(text: str | None) -> str:
-    """Return a stored timing as a person would type it, with its zone unless it is an interval."""
+    """Describe a stored timing as an operator would type it, with its zone unless it is an interval."""
     try:
         fields = read_fields(text)
     except ValueError:
@@ -88,9 +88,7 @@ def config_hash(timing: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Computes when a schedule is due. All times are in UTC; None in place of a slot means that no slot
-    follows.
-    """
+    """Computes when a schedule is due. All times are in UTC; Methods return None if no slot follows."""
 
     timetable: Timetable | timedelta
     zone: ZoneInfo
@@ -100,7 +98,7 @@ class Timing:
 
     @classmethod
     def of(cls, fields: Schedule | TimingFields) -> Timing:
-        """Read a schedule's timing; ValueError for an unknown zone."""
+        """Parse a schedule's timing; raise ValueError for an unknown zone."""
         return cls(
             timetable_of(fields.pattern),
             load_zone(fields.timezone),
@@ -144,9 +142,7 @@ class Timing:
         return self.after(cutoff - _MICROSECOND)
 
     def latest(self, due: datetime, until: datetime) -> datetime:
-        """Return the last slot up to ``until``, starting from the slot ``due``, which is not later than
-        ``until``.
-        """
+        """Return the last slot up to ``until``, starting from ``due``, which is not after ``until``."""
         until = min(until, self.end_at or until)
         if isinstance(self.timetable, timedelta):
             return due + ((until - due) // self.timetable) * self.timetable
@@ -156,7 +152,7 @@ class Timing:
         return found
 
     def _some_late_slot(self, due: datetime, until: datetime) -> datetime:
-        """Find a slot near the end by doubling the window, instead of stepping through all slots."""
+        """Find a slot near ``until`` by doubling the window, instead of stepping through all slots."""
         window = _FIRST_WINDOW
         while until - window > due:
             found = self.after(until - window)
@@ -175,7 +171,7 @@ class Timing:
         return None if is_over else slot
 
 
-# Cached, because a scheduler reads the timing of an edited schedule at each of the schedule's slots.
+# Cached, because a scheduler parses an edited schedule's timing at every slot.
 @lru_cache(maxsize=10_000)
 def _read(text: str) -> Timing:
     return Timing.of(read_fields(text))

@@ -1,8 +1,8 @@
 """The next slot of a pattern after an instant: exact, pure, and the same on every machine.
 
-Intervals are elapsed time. All other patterns are wall-clock times in a zone. When clocks change,
-such a time may be missing or occur twice: a missing time is skipped or moved to the end of the gap,
-and a repeated one counts once unless the pattern fires in every hour.
+Intervals are elapsed time. All other patterns are wall-clock times in a zone. A clock change can skip or
+repeat such a time. A skipped time is dropped or moved to the end of the gap; a repeated time fires once,
+unless the pattern fires in every hour.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def calculate_next_run(
 ) -> datetime:
     """Return the first slot strictly after ``from_time``, in UTC.
 
-    An interval counts from ``from_time``, so pass the previous slot. ``on_dst_gap`` decides about a
-    time that the clock skips: ``"skip"`` drops it, and ``"shift"`` takes the first instant after
-    the gap. Patterns that fire in every hour lose nothing and are not shifted. Raises ValueError
-    for a naive ``from_time``, an unknown zone, or a pattern that never fires again.
+    An interval counts from ``from_time``, so pass the previous slot. ``on_dst_gap`` decides about a time
+    that the clock skips: ``"skip"`` drops it, and ``"shift"`` takes the first instant after the gap. A
+    pattern that fires in every hour is not shifted, because it has a slot after the gap anyway. Raises
+    ValueError for a naive ``from_time``, an unknown zone, or a pattern that never fires again.
 
     Example:
         calculate_next_run(DailySchedule(time=time(2, 30)), now, "Europe/Berlin")
@@ -82,20 +82,21 @@ def load_zone(name: str) -> ZoneInfo:
 def next_run(
     timetable: Timetable | timedelta, after: datetime, zone: ZoneInfo, on_dst_gap: GapRule
 ) -> datetime | None:
-    """Return the first slot after an instant in UTC; None means never again."""
+    """Return the first slot after an instant in UTC, or None if the pattern never fires again."""
     if isinstance(timetable, timedelta):
         return after + timetable
     wall_before = after.astimezone(zone).replace(tzinfo=None)
     start = wall_before
     if timetable.is_periodic:
         early, late = _instants(wall_before, zone)
-        # During the first pass of a repeated time, continue at the start of the second pass.
+        # The instant is in the first pass of a repeated time: continue at the start of the second
+        # pass.
         if early == after:
             start -= late - early
     second_pass: datetime | None = None
     for wall in timetable.walls_from(start.replace(microsecond=0)):
         early, late = _instants(wall, zone)
-        if early > late:  # the clock skips this time
+        if early > late:  # The clock skips this time.
             if on_dst_gap == "skip" or timetable.fires_every_hour:
                 continue
             early = _end_of_gap(late, early, zone)
@@ -109,8 +110,8 @@ def next_run(
 def _instants(wall: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
     """Return the first and second instant of a wall-clock time; they differ only at a clock change.
 
-    For a skipped time they are in reverse order: the first uses the offset after the gap, and the
-    second uses the offset before it.
+    For a skipped time their order is reversed: the first has the offset after the gap, the second has
+    the offset before it.
     """
     early = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
     late = wall.replace(tzinfo=zone, fold=1).astimezone(UTC)
@@ -118,7 +119,7 @@ def _instants(wall: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
 
 
 def _end_of_gap(before: datetime, after: datetime, zone: ZoneInfo) -> datetime:
-    """Return the first instant after the clock change that lies between these two."""
+    """Return the instant of the clock change between these two instants."""
     offset = before.astimezone(zone).utcoffset()
     while after - before > _ONE_SECOND:
         middle = (before + (after - before) // 2).replace(microsecond=0)
@@ -185,7 +186,7 @@ class Timetable:
 
 
 def timetable_of(pattern: SchedulePattern) -> Timetable | timedelta:
-    """Return a pattern as numbers, or an interval as its length."""
+    """Return a pattern as a Timetable, or an interval as its length."""
     match pattern:
         case IntervalSchedule():
             return pattern.total

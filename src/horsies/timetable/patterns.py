@@ -1,7 +1,7 @@
 """Schedule patterns, from "every 30 seconds" to typed cron.
 
-A pattern that contradicts itself or can never fire is rejected with HRS-205 when it is built, and
-one report lists all its mistakes. `next_run.py` turns patterns into instants.
+A contradictory pattern, or one that can never fire, is rejected with HRS-205 when it is built; one
+report lists all mistakes. `next_run.py` turns patterns into instants.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Choice: TypeAlias = Literal["either", "both"]
 
 LAST_DAY = -1
 
-# February has its leap day here: a schedule for the 29th fires rarely, but it is possible.
+# February has 29 days here, because a schedule for the 29th is possible, if rare.
 _LONGEST_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def refuse(where: str, problems: Iterable[str]) -> None:
-    """Raise HRS-205 with all problems of one object; do nothing if there are none."""
+    """Raise HRS-205 with all problems of an object; do nothing if the list is empty."""
     code = ErrorCode.CONFIG_INVALID_SCHEDULE
     raise_problems(where, ((code, f"{where}: {problem}") for problem in problems))
 
@@ -58,8 +58,7 @@ class _Pattern(FrozenModel):
 
 
 class IntervalSchedule(_Pattern):
-    """Fires when the time given by the sum of its fields has passed since the previous slot; ignores time
-    zones.
+    """Fires when the sum of its fields has passed since the previous slot; ignores time zones.
 
     Example:
         IntervalSchedule(minutes=1, seconds=30)
@@ -120,7 +119,7 @@ class WeeklySchedule(_Pattern):
     type: Literal["weekly"] = "weekly"
     """Marks the kind of pattern in stored JSON."""
     days: list[Weekday]
-    """The weekdays on which it fires."""
+    """The weekdays on which the schedule fires."""
     time: time
     """The time of day, in the schedule's time zone."""
 
@@ -169,7 +168,7 @@ class EveryDay(FrozenModel):
 
 
 class ByMonthDay(FrozenModel):
-    """Days chosen by their number in the month."""
+    """Selects days by their number in the month."""
 
     kind: Literal["by_month_day"] = "by_month_day"
     """Marks the kind of selector in stored JSON."""
@@ -178,7 +177,7 @@ class ByMonthDay(FrozenModel):
 
 
 class ByWeekday(FrozenModel):
-    """Days chosen by their name."""
+    """Selects days by weekday."""
 
     kind: Literal["by_weekday"] = "by_weekday"
     """Marks the kind of selector in stored JSON."""
@@ -187,7 +186,9 @@ class ByWeekday(FrozenModel):
 
 
 class EitherDay(FrozenModel):
-    """Days that match the month day or the weekday, which is how classic cron reads two restricted fields."""
+    """Selects days that match the month day or the weekday, as classic cron does if both fields are
+    restricted.
+    """
 
     kind: Literal["either_day"] = "either_day"
     """Marks the kind of selector in stored JSON."""
@@ -198,7 +199,7 @@ class EitherDay(FrozenModel):
 
 
 class BothDays(FrozenModel):
-    """Days that match the month day and the weekday, such as every Friday the 13th."""
+    """Selects days that match both the month day and the weekday, such as every Friday the 13th."""
 
     kind: Literal["both_days"] = "both_days"
     """Marks the kind of selector in stored JSON."""
@@ -211,7 +212,7 @@ class BothDays(FrozenModel):
 DaySelector: TypeAlias = Annotated[
     EveryDay | ByMonthDay | ByWeekday | EitherDay | BothDays, Field(discriminator="kind")
 ]
-"""One of the ways to choose the days of a ``CronSchedule``."""
+"""One of the selectors of days in a ``CronSchedule``."""
 
 
 class CronSchedule(_Pattern):
@@ -240,7 +241,7 @@ class CronSchedule(_Pattern):
 
     @classmethod
     def parse(cls, expression: str, *, days: Choice | None = None) -> CronSchedule:
-        """Read a classic expression of five fields: minute, hour, day of month, month, day of week.
+        """Parse a classic expression of five fields: minute, hour, day of month, month, day of week.
 
         If both day fields are restricted, ``days`` decides whether a day must match ``"either"`` of them,
         as in cron, or ``"both"``. Raises HRS-205 for an invalid expression.
@@ -265,8 +266,8 @@ class CronSchedule(_Pattern):
         if isinstance(self.day, ByWeekday | EitherDay | BothDays):
             problems += term_problems(self.day.day_of_week, WEEKDAYS)
         yield from problems
-        # Each faulty field has already been reported; a report that the pattern never fires would only
-        # repeat that.
+        # Each faulty field has already been reported, and its pattern never fires for the same
+        # reason.
         if not problems and not self._can_happen():
             yield "none of its months has such a day, so it would never fire"
 
@@ -305,4 +306,4 @@ SchedulePattern: TypeAlias = Annotated[
     | CronSchedule,
     Field(discriminator="type"),
 ]
-"""One of the patterns that say when a schedule fires."""
+"""One of the patterns for the times at which a schedule fires."""

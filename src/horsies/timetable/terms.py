@@ -1,7 +1,5 @@
-"""Cron terms: the values of a cron field, as typed terms or read from a classic expression.
-
-A term picks values: all values, listed values, a range, or every n-th value. It picks them from the
-field's domain.
+"""Cron terms: the values of a cron field, as typed terms or parsed from a classic expression. A term
+selects values from the field's domain: all values, listed values, a range, or every n-th value.
 """
 
 from __future__ import annotations
@@ -153,7 +151,7 @@ class Domain:
     names: tuple[Weekday | Month, ...] = ()
 
     def number(self, value: Any) -> int:
-        """Return the number of a weekday or month; numbers stay as they are."""
+        """Return the number of a weekday or month; return a number unchanged."""
         return self.names.index(value) + 1 if isinstance(value, Weekday | Month) else int(value)
 
     def shown(self, number: int) -> str:
@@ -223,7 +221,7 @@ _ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class ExpressionProblem(Exception):
-    """The text is not a valid cron expression; ``problems`` contains a sentence about each mistake."""
+    """The text is not a valid cron expression; ``problems`` has one sentence per mistake."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
@@ -242,7 +240,7 @@ class ExpressionFields:
 
 
 def read_expression(expression: str) -> ExpressionFields:
-    """Return the fields of a classic expression; ExpressionProblem lists all mistakes."""
+    """Parse a classic expression; raise ExpressionProblem with all mistakes."""
     texts = expression.split()
     if len(texts) != len(_FIELDS):
         raise ExpressionProblem(
@@ -253,8 +251,8 @@ def read_expression(expression: str) -> ExpressionFields:
     if problems:
         raise ExpressionProblem(problems)
     minute, hour, day_of_month, month, day_of_week = parts
-    # Months keep the order of the expression. The order is part of the hash that is stored with a
-    # schedule, and a schedule with a changed hash gets a new timetable.
+    # Keep the order of the months: it is part of the stored hash, and a changed hash resets the
+    # timetable.
     return ExpressionFields(
         _numeric_terms(minute),
         _numeric_terms(hour),
@@ -266,7 +264,7 @@ def read_expression(expression: str) -> ExpressionFields:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The text between two commas, and the values that cronsim reads from it."""
+    """The text between two commas, and its values according to cronsim."""
 
     text: str
     values: tuple[int, ...]
@@ -319,8 +317,8 @@ def _month_term(term: NumericTerm) -> MonthTerm:
 
 
 def _weekday_terms(parts: Sequence[_Part]) -> list[WeekdayTerm]:
-    # Cron counts weekdays from Sunday (0 or 7) and ``Weekday`` from Monday, so a range or step may become
-    # a list.
+    # Cron counts weekdays from Sunday (0 or 7), ``Weekday`` from Monday. A range or step may
+    # therefore become a list.
     if any(part.text == "*" for part in parts):
         return [CronEvery()]
     days = tuple(Weekday)

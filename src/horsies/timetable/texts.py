@@ -1,6 +1,5 @@
-"""Patterns as a line of text that a person can type: "every day at 03:00", or a cron expression. Pure.
-
-`pattern_text` writes the line, and `read_pattern` reads it back as a pattern with the same slots.
+"""Patterns as a line of text that a person can type: "every day at 03:00", or a cron expression.
+`pattern_text` writes the line, and `read_pattern` parses it into a pattern with the same slots.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ _Read: TypeAlias = Callable[[re.Match[str]], SchedulePattern | None]
 
 
 def pattern_text(pattern: SchedulePattern) -> str:
-    """Return a pattern as the line that `read_pattern` reads.
+    """Format a pattern as a line that `read_pattern` can parse.
 
     Example:
         pattern_text(DailySchedule(time=time(3)))  # "every day at 03:00"
@@ -78,7 +77,7 @@ def pattern_text(pattern: SchedulePattern) -> str:
 
 
 def read_pattern(text: str) -> SchedulePattern:
-    """Read a line such as "every day at 03:00" or a cron expression; HRS-205 lists the mistakes.
+    """Parse a line such as "every day at 03:00" or a cron expression; raise HRS-205 with all mistakes.
 
     When both day fields of a cron expression are restricted, its last word is "either" or "both".
 
@@ -138,7 +137,7 @@ def _read_monthly(found: re.Match[str]) -> SchedulePattern:
 
 
 def _read_weekly(found: re.Match[str]) -> SchedulePattern | None:
-    """Read "Monday to Friday at 17:00"; None if the words are not days."""
+    """Parse "Monday to Friday at 17:00"; return None if the words are not days."""
     listed: list[Weekday] = []
     for part in re.split(r"\s*,\s*|\s+and\s+", found["days"].strip()):
         first, *rest = [_weekday(word) for word in re.split(r"\s+to\s+", part)]
@@ -152,7 +151,7 @@ def _read_weekly(found: re.Match[str]) -> SchedulePattern | None:
 
 
 def _weekday(word: str) -> Weekday | None:
-    """Find a day by its name, or by at least its first three letters."""
+    """Find a day by its full name or at least its first three letters."""
     text = word.strip().lower().removesuffix("s") if len(word) > 6 else word.strip().lower()
     return next((day for day in Weekday if len(text) > 2 and day.value.startswith(text)), None)
 
@@ -189,14 +188,12 @@ def _expression(cron: CronSchedule) -> str:
 
 
 def _field(terms: Sequence[AnyTerm], domain: Domain) -> str:
-    """Write the terms unchanged, because other rules apply to an hour given as a step when the clock
-    changes.
-    """
+    """Write the terms unchanged: at a clock change, an hour given as a step behaves differently."""
     return ",".join(_term(term, domain) for term in terms)
 
 
 def _term(term: AnyTerm, domain: Domain) -> str:
-    # Cron counts weekdays from Sunday, so a step that starts on Monday becomes a list.
+    # Cron counts weekdays from Sunday, so a step from Monday becomes a list.
     is_weekday_step = domain is WEEKDAYS and getattr(term, "step", 1) > 1
     match term:
         case CronEvery():

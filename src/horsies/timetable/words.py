@@ -1,7 +1,7 @@
 """Patterns in words: "every 15 minutes from 08:00 to 18:45, Monday to Friday".
 
-Pure. The words describe a pattern's values, not how the pattern was written: two patterns with the same
-slots have the same words.
+The words describe a pattern's values, not its notation: two patterns with the same slots have the same
+words.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from horsies.timetable.patterns import LAST_DAY, SchedulePattern
 from horsies.timetable.terms import MONTHS, WEEKDAYS, Domain
 
 _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
-# If there are more times of day than this, the hours and minutes are described instead.
+# With more times of day than this, the words describe the hours and the minutes instead.
 _TIMES_MAX = 6
 
 
 def in_words(pattern: SchedulePattern) -> str:
-    """Return when a pattern fires, without its time zone.
+    """Describe when a pattern fires, without its time zone.
 
     Example:
         in_words(DailySchedule(time=time(3, 30)))  # "every day at 03:30"
