@@ -114,7 +114,7 @@ def test_a_database_that_is_away_is_waited_for(
     scheduler = serving(app, line)
     line.refuses = True
     shortest, longest = step(scheduler)
-    assert "nothing can be scheduled" in caplog.text
+    assert "cannot schedule anything" in caplog.text
     assert shortest < 0.2
     assert longest > 0
     # Being called does not make it knock at a closed door.

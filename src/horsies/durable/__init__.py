@@ -1,1 +1,1 @@
-"""Durable functions: tasks whose steps are recorded, so that a run continues after any crash or wait."""
+"""Durable functions: tasks with recorded steps, so that a run continues after any crash or wait."""

@@ -1,4 +1,4 @@
-"""``ctx`` of an ``async def`` durable function: the methods of ``Durable``, awaited."""
+"""``ctx`` of an ``async def`` durable function: the methods of ``Durable`` as coroutines."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ _OTHER_TASK = (
 class AsyncDurable:
     """The context of an ``async def`` durable function; see ``Durable``.
 
-    The functions of steps may be coroutine functions or plain ones, which block the event loop.
+    The function of a step may be a coroutine function or a plain function; a plain function blocks the
+    event loop.
 
     Example:
         @app.durable("onboard")
@@ -154,12 +155,12 @@ class AsyncDurable:
         return f"{self.task_id}/{step}"
 
     async def now(self) -> datetime:
-        """The time in UTC, recorded."""
+        """Return the current time in UTC, as recorded in the run."""
         made = to_json(datetime.now(UTC).isoformat()).decode()
         return datetime.fromisoformat(from_json(await self._perform(self._run.value("now", made))))
 
     async def random(self) -> float:
-        """A random number from 0 to 1, recorded."""
+        """Return a random number from 0 to 1, as recorded in the run."""
         made = to_json(random.random()).decode()
         return float(from_json(await self._perform(self._run.value("random", made))))
 
@@ -169,11 +170,11 @@ class AsyncDurable:
         return UUID(from_json(await self._perform(self._run.value("uuid", made))))
 
     async def patched(self, change: str) -> bool:
-        """Guard a change of the code; see ``Durable.patched``."""
+        """Guard a code change; see ``Durable.patched``."""
         return await self._perform(self._run.patched(change))
 
     async def sleep(self, duration: timedelta | float) -> None:
-        """Wait for a time; the run is parked if the wait is longer than a second."""
+        """Wait for a time; a wait of more than a second parks the run."""
         await self._perform(self._run.sleep(seconds_of(duration, "ctx.sleep")))
 
     @overload
@@ -218,7 +219,7 @@ class AsyncDurable:
         await self._perform(self._run.on_cancel(Call.of(NO_STEP_OPTIONS, function, args, kwargs)))
 
     async def result(self, child: Child[T]) -> T:
-        """Wait for the end of a child and return its value."""
+        """Wait until a child has ended and return its value."""
         return child.read(await self._perform(self._run.child_result(child)))
 
     @overload
@@ -238,7 +239,7 @@ class AsyncDurable:
         *events: Child[Any] | str,
         timeout: timedelta | float | None = None,  # noqa: ASYNC109
     ) -> Child[Any] | str:
-        """Wait for the first of several children and signals; see ``Durable.wait_any``."""
+        """Wait for one of several children or signals; see ``Durable.wait_any``."""
         seconds = None if timeout is None else seconds_of(timeout, "timeout")
         return await self._perform(self._run.wait_any(events, seconds))
 
@@ -278,7 +279,7 @@ class AsyncDurable:
 
 
 class AsyncDurableSteps:
-    """Steps with options, made by ``ctx.with_options(...)``."""
+    """Steps with options, created by ``ctx.with_options(...)``."""
 
     def __init__(self, context: AsyncDurable, options: StepOptions) -> None:
         self._context = context

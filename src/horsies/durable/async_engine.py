@@ -59,7 +59,7 @@ class AsyncEngine:
         self._is_direct = not self._database.config.pgbouncer_transaction_mode
 
     async def perform(self, script: Effects[Answer]) -> Answer:
-        """Do what the script yields, and return its answer."""
+        """Perform the operations that the script yields, and return its return value."""
         answer: Any = None
         try:
             while True:
@@ -106,7 +106,7 @@ class AsyncEngine:
         return Called(value, error, (time.perf_counter_ns() - started) // 1_000)
 
     async def _transact(self, name: str, call: Call) -> Called:
-        """``Engine._transact`` for a coroutine function."""
+        """Run ``Engine._transact`` for a coroutine function."""
         started = time.perf_counter_ns()
 
         async def once() -> Called:
@@ -156,7 +156,7 @@ class AsyncEngine:
             pool.put(lent)
 
     async def gather(self, calls: Sequence[Call]) -> tuple[Any, ...]:
-        """Run steps concurrently; all of them end before the first failure is raised."""
+        """Run steps concurrently; raise the first failure after all steps have ended."""
         run = self.run
         names = [run.past.name(call.base) for call in calls]
         try:
@@ -208,7 +208,7 @@ class AsyncEngine:
 
 
 async def patiently_async(action: Callable[[], Awaitable[T]]) -> T:
-    """``patiently`` without blocking the event loop."""
+    """Run ``patiently`` without blocking the event loop."""
     gives_up_at = time.monotonic() + PATIENCE_SECONDS
     backoff: Backoff | None = None
     while True:
@@ -221,7 +221,7 @@ async def patiently_async(action: Callable[[], Awaitable[T]]) -> T:
 
 
 class _StepSession:
-    """The methods that the ``tx`` of a tx_step calls."""
+    """The methods that the ``tx`` of a tx_step provides."""
 
     def __init__(self, connection: AsyncTaskConnection) -> None:
         self._connection = connection

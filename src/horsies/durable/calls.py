@@ -1,4 +1,4 @@
-"""The calls that a durable function makes: the functions of steps with their arguments, and children."""
+"""The calls in a durable function: step functions with their arguments, and children."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """Options of single steps, made by ``ctx.with_options(...)``."""
+    """Options of a single step, created by ``ctx.with_options(...)``."""
 
     name: str | None = None
     retry: RetryPolicy | None = None
@@ -43,7 +43,7 @@ NO_STEP_OPTIONS = StepOptions()
 
 
 class Call(NamedTuple):
-    """The function of a step with its arguments, its name without an occurrence, and its options."""
+    """A step's function with its arguments, its name without the occurrence number, and its options."""
 
     function: Callable[..., Any]
     described: StepFunction
@@ -60,13 +60,15 @@ class Call(NamedTuple):
         return cls(called, described, args, kwargs, base_name(options.name, described), options)
 
     def invoke(self, *given: Any) -> Any:
-        """Call the function, within its limit; ``given`` are passed before its own arguments."""
+        """Call the function within its time limit; ``given`` are passed before its own arguments."""
         if (timeout_ms := self.options.timeout_ms) is None:
             return self.function(*given, *self.args, **self.kwargs)
         return within(timeout_ms, partial(self.function, *given, *self.args, **self.kwargs))
 
     async def invoke_async(self, *given: Any) -> Any:
-        """``invoke`` for coroutine functions; a plain function is called too, but blocks the event loop."""
+        """Await the function within its time limit; a plain function is called directly and blocks the
+        event loop.
+        """
         timeout_ms = self.options.timeout_ms
         if timeout_ms is None or not self.described.is_async:
             value = self.invoke(*given)
@@ -77,16 +79,15 @@ class Call(NamedTuple):
         return await (value if timeout_ms is None else within_async(timeout_ms, value))
 
     def read(self, step: RecordedStep) -> Any:
-        """The value of the recorded step, or the StepFailed of its failure."""
+        """Return the value of the recorded step, or raise StepFailed for its failure."""
         if step.error is not None:
             raise Failure.from_json(step.error).raised(step.name)
         return self.described.decode(step.name, step.result or "null")
 
 
 class Called(NamedTuple):
-    """The end of a step's function: its value or its exception, and how long it ran.
-
-    ``recorded`` is the step that committed with its effects; False if another attempt was first.
+    """The outcome of a step's function: its value or exception, and its duration. ``recorded`` is the
+    step that committed with its effects, or False if another attempt recorded the step first.
     """
 
     value: Any = None
@@ -104,7 +105,7 @@ class Unstorable(Exception):
 
 
 class StepCall(Generic[T]):
-    """A step that ``ctx.gather`` runs, made by ``ctx.call``."""
+    """A step for ``ctx.gather``, created by ``ctx.call``."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -114,24 +115,24 @@ class StepCall(Generic[T]):
 
 
 class Startable(Protocol[P, T]):
-    """A task or a durable function, with or without send options."""
+    """A task or durable function, with or without send options."""
 
     def send(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]: ...
 
 
 class Launch(NamedTuple):
-    """A child to start: ``script`` stores it and returns its id, ``end`` follows the commit."""
+    """A child to start: ``script`` stores it and returns its id, ``end`` runs after the commit."""
 
     script: Callable[[], Script[str]]
     end: Callable[[], None]
 
 
-# The JSON text of an ended child's value, or its failure.
+# The JSON text of a finished child's value, or its failure.
 Outcome: TypeAlias = tuple[str | None, Failure | None]
 
 
 class NewChild(NamedTuple, Generic[T_co]):
-    """How a child is started and how its result is read; ``outcome`` is set for workflows only."""
+    """The functions that start a child and read its result; ``outcome`` is set for workflows only."""
 
     name: str
     results: ResultCodec
@@ -146,7 +147,7 @@ class StartableFlow(Protocol[T_co]):
 
 
 class Child(Generic[T]):
-    """A task or workflow that a run has started; ``ctx.result(child)`` waits for it."""
+    """A task or workflow that a run has started; ``ctx.result(child)`` waits until it has ended."""
 
     def __init__(self, task_id: str, step: str, kind: NewChild[T]) -> None:
         self.task_id = task_id
@@ -157,7 +158,7 @@ class Child(Generic[T]):
         return f"Child({self.step!r}, task_id={self.task_id!r})"
 
     def read(self, step: RecordedStep) -> T:
-        """The value of the recorded result, or the StepFailed of a child that failed."""
+        """Return the value of the recorded result, or raise StepFailed if the child failed."""
         if step.error is not None:
             raise Failure.from_json(step.error).raised(step.name)
         decoded = self.kind.results.decode(f'{{"ok":{step.result}}}')

@@ -1,4 +1,4 @@
-"""``ctx``: what a durable function uses to record its steps and to wait."""
+"""``ctx``, the context with which a durable function records its steps and waits."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ _OTHER_THREAD = (
 class Durable:
     """The context of a durable function, its first parameter.
 
-    Every step is recorded when it has ended. After a crash, a wait or a deployment the function is called
-    again from its beginning: recorded steps return what they returned, and the run continues with the first
-    one that is not recorded. So code outside of steps must do the same in every call: no clock, no random
-    numbers, no reads; ``now``, ``random`` and ``uuid`` are recorded.
+    Every finished step is recorded. After a crash, a wait or a deployment the function is called again
+    from its beginning: recorded steps return their recorded values, and the run continues with the first
+    unrecorded step. Code outside of steps must therefore behave identically in every call: no clock, no
+    random numbers, no reads. Use ``now``, ``random`` and ``uuid``, which are recorded.
 
     Example:
         @app.durable("onboard")
@@ -79,7 +79,7 @@ class Durable:
 
     @property
     def task_id(self) -> str:
-        """The id of the run, which is the id of its task; use it with ``app.signal``, for example."""
+        """The id of the run, which is also the id of its task; ``app.signal`` takes it."""
         return self._run.fence.task_id
 
     # Steps
@@ -93,10 +93,10 @@ class Durable:
     def step(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function and record its value, or return the recorded value without a call.
 
-        The value must be JSON that fits the return annotation, up to 1 MB. An exception, or a TaskResult
-        with an error, is recorded as well and raised as StepFailed. A crash between the effect of a step
-        and its record repeats the step: give other systems ``ctx.step_key``, or use ``tx_step`` for
-        effects in this database.
+        The value must be JSON that fits the return annotation, up to 1 MB. An exception or a TaskResult
+        with an error is also recorded, and is raised as StepFailed. After a crash between a step's
+        effect and its record, the step is repeated: pass ``ctx.step_key`` to other systems, or use
+        ``tx_step`` for effects in this database.
 
         Example:
             charge_id = ctx.step(charge, order_id, amount=12)
@@ -110,10 +110,10 @@ class Durable:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """A step whose rows and record commit together: its effects happen exactly once.
+        """Run a step whose rows and record commit together, so that its effects happen exactly once.
 
         The function takes a TaskTransaction as its first argument and writes through ``tx.connection``.
-        After a conflict with another transaction it is called again.
+        After a conflict with another transaction, the function is called again.
 
         Example:
             def book(tx: TaskTransaction, order_id: int) -> None:
@@ -132,12 +132,9 @@ class Durable:
         detached: bool = False,
         timeout_ms: int | None = None,
     ) -> DurableSteps:
-        """Give a step a name, a time limit or a retry policy; with ``detached``, a child continues when
-        the run is cancelled.
-
-        After ``timeout_ms`` TaskStopped is raised in the function of the step, and this try fails with
-        STEP_TIMEOUT. Waits of up to 5 seconds between two tries stay in the process; for a longer wait
-        the run is parked.
+        """Set the name, time limit or retry policy of a step; with ``detached``, a child continues when
+        the run is cancelled. After ``timeout_ms``, TaskStopped is raised in the step's function, and
+        this try fails with STEP_TIMEOUT. A wait of more than 5 seconds between two tries parks the run.
 
         Example:
             again = RetryPolicy.fixed([1, 60], auto_retry_for=[OSError, "STEP_TIMEOUT"])
@@ -168,8 +165,8 @@ class Durable:
     def gather(self, /, *calls: StepCall[Any]) -> tuple[Any, ...]:
         """Run steps concurrently, in up to 16 threads, and return their values in order.
 
-        All of them end before the first failure is raised. Names are assigned in the order of the
-        arguments, so the order in which the steps end does not matter.
+        The first failure is raised after all steps have ended. Names are assigned in the order of the
+        arguments, not in the order in which the steps end.
 
         Example:
             mail, invoice = ctx.gather(ctx.call(send_mail, user), ctx.call(write_invoice, user))
@@ -181,7 +178,8 @@ class Durable:
 
     @property
     def step_key(self) -> str:
-        """The idempotency key of the running step: the same on every retry, different for every step.
+        """Return the idempotency key of the running step: the same key on every retry, a different key
+        for every step.
 
         Example:
             gateway.charge(amount, idempotency_key=ctx.step_key)
@@ -191,15 +189,15 @@ class Durable:
             raise DurableMisuse("ctx.step_key is the key of a running step; read it inside one.")
         return f"{self.task_id}/{step}"
 
-    # Values that a replay sees again
+    # Values that a replay reads from the record
 
     def now(self) -> datetime:
-        """The time in UTC, recorded: a replay sees the same time."""
+        """Return the current time in UTC. It is recorded, and a replay returns the recorded time."""
         made = to_json(datetime.now(UTC).isoformat()).decode()
         return datetime.fromisoformat(from_json(self._perform(self._run.value("now", made))))
 
     def random(self) -> float:
-        """A random number from 0 to 1, recorded: a replay sees the same number."""
+        """Return a random number from 0 to 1. It is recorded, and a replay returns the recorded number."""
         made = to_json(random.random()).decode()
         return float(from_json(self._perform(self._run.value("random", made))))
 
@@ -209,8 +207,8 @@ class Durable:
         return UUID(from_json(self._perform(self._run.value("uuid", made))))
 
     def patched(self, change: str) -> bool:
-        """Guard a change of the code: True in runs that come here first with the new code, False in runs that
-        had passed this place before.
+        """Guard a code change: return True if the run reaches this place for the first time with the new
+        code, and False if it passed this place with the old code.
 
         Example:
             if ctx.patched("second mail"):
@@ -221,8 +219,8 @@ class Durable:
     # Waits
 
     def sleep(self, duration: timedelta | float) -> None:
-        """Wait for a time. If the wait is longer than a second, the run is parked, and any worker
-        continues it.
+        """Wait for a time. A wait of more than a second parks the run, and any worker continues it
+        afterwards.
 
         Example:
             ctx.sleep(timedelta(days=3))
@@ -242,8 +240,8 @@ class Durable:
     ) -> Any:
         """Wait for a value that ``app.signal(task_id, name, value)`` sends, and return it as a `kind`.
 
-        Signals are stored until a step takes them, each once, the oldest first. After `timeout` it raises
-        StepFailed with the code SIGNAL_TIMEOUT. The run is parked meanwhile.
+        Signals are stored until a step takes them, oldest first, and each is taken once. The run is
+        parked during the wait. After `timeout`, StepFailed with the code SIGNAL_TIMEOUT is raised.
 
         Example:
             approval = ctx.wait_signal("approve", Approval, timeout=timedelta(days=30))
@@ -260,8 +258,8 @@ class Durable:
         """Send a task, or start a durable function or a workflow, exactly once: the child is stored in
         the same transaction as the step that starts it.
 
-        A child that has not ended is cancelled with its run; ``ctx.with_options(detached=True).start(...)``
-        starts one that continues.
+        An unfinished child is cancelled with its run; a child started by
+        ``ctx.with_options(detached=True).start(...)`` continues.
 
         Example:
             child = ctx.start(render_report, account)
@@ -272,12 +270,12 @@ class Durable:
     def on_cancel(
         self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Register a clean-up step, which is called if the run is cancelled later, the newest clean-up
-        step first.
+        """Register a clean-up step for a later cancellation of the run; the newest clean-up step runs
+        first.
 
-        Register it before the step that it undoes: a cancel interrupts the running step, so the clean-up
-        step may or may not find the effect. A failure of a clean-up step is recorded, and the next one
-        is called.
+        Register it before the step that it undoes: a cancellation interrupts the running step, whose
+        effect may or may not exist when the clean-up step runs. If a clean-up step fails, its failure is
+        recorded and the next clean-up step runs.
 
         Example:
             ctx.on_cancel(release_stock, order_id)
@@ -286,9 +284,8 @@ class Durable:
         self._perform(self._run.on_cancel(Call.of(NO_STEP_OPTIONS, function, args, kwargs)))
 
     def result(self, child: Child[T]) -> T:
-        """Wait for the end of a child and return its value. The run is parked meanwhile.
-
-        A child that failed raises StepFailed with the code of its error.
+        """Wait until a child has ended and return its value. The run is parked during the wait. If the
+        child failed, StepFailed with the child's error code is raised.
         """
         return child.read(self._perform(self._run.child_result(child)))
 
@@ -301,11 +298,10 @@ class Durable:
     def wait_any(
         self, *events: Child[Any] | str, timeout: timedelta | float | None = None
     ) -> Child[Any] | str:
-        """Wait for the first of several children and signals, given by their names, and return it.
-
-        A returned child has ended, and a returned signal can be taken without a wait. If several have
-        ended or arrived, the first in the order of the arguments is returned. After `timeout` it raises
-        StepFailed with WAIT_TIMEOUT.
+        """Wait until one of several children has ended or one of several named signals has arrived, and
+        return that child or name. ``result`` or ``wait_signal`` then returns without a wait. If several
+        are ready, the first argument among them is returned. After `timeout`, StepFailed with the code
+        WAIT_TIMEOUT is raised.
 
         Example:
             first = ctx.wait_any(ctx.start(fast, 7), ctx.start(slow, 7), "cancel", timeout=60)
@@ -315,10 +311,10 @@ class Durable:
         return self._perform(self._run.wait_any(events, seconds))
 
     def continue_as(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Continue the run immediately with new arguments and an empty record; this call ends.
-
-        Use it for runs without an end, because a record has at most 10,000 steps. The run keeps its id,
-        its key and its stored signals. Children of the old record are no longer cancelled with it.
+        """End this call and continue the run immediately, with new arguments and an empty record. Use
+        this for endless runs, because a record has at most 10,000 steps. The run keeps its id, its key
+        and its stored signals. A later cancellation of the run does not cancel children of the old
+        record.
 
         Example:
             ctx.sleep(timedelta(hours=1))
@@ -328,8 +324,8 @@ class Durable:
 
     @property
     def is_parking(self) -> bool:
-        """Whether the function is unwinding to be parked: ``finally`` blocks run each time the run is
-        parked.
+        """Whether the function is unwinding because the run is being parked. ``finally`` blocks run at
+        every parking.
         """
         return isinstance(self._run.left, Parked)
 
@@ -362,7 +358,7 @@ class Durable:
 
 
 class DurableSteps:
-    """Steps with options, made by ``ctx.with_options(...)``."""
+    """Steps with options, created by ``ctx.with_options(...)``."""
 
     def __init__(self, context: Durable, options: StepOptions) -> None:
         self._context = context

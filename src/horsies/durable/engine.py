@@ -1,8 +1,7 @@
-"""Does what the scripts of a run yield: statements, pauses and the functions of steps.
-
-Statements are repeated after a lost connection. That is harmless: a step is recorded once, and its
-record is found again. A database that does not come back within ``PATIENCE_SECONDS`` parks the run: its
-worker stores this as soon as it reaches the database again.
+"""Performs the operations that the scripts of a run yield: statements, pauses and step functions.
+Statements are safely repeated after a lost connection: a step is recorded only once, and a repeated
+statement finds the record. If the database is unreachable for ``PATIENCE_SECONDS``, the run is parked;
+its worker stores that once it reaches the database again.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ from horsies.tasks.transaction import TaskTransaction
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 30.0
-# How long a run waits after it could not record a step.
+# How long a run waits after a step could not be recorded.
 REST_SECONDS = 5.0
 _THREADS_MAX = 16
 FOUND = [True]
 
 
 class Sessions(Protocol):
-    """Lends the connections of a child."""
+    """Lends the database connections of a child process."""
 
     @property
     def database(self) -> Database: ...
@@ -68,7 +67,7 @@ class NotRecorded(Exception):
 
 
 class Engine:
-    """Executes one call of a durable function, in its thread."""
+    """Executes one call of a durable function in the function's thread."""
 
     def __init__(self, run: Run, sessions: Sessions) -> None:
         self.run = run
@@ -77,7 +76,7 @@ class Engine:
         self._is_direct = not self._database.config.pgbouncer_transaction_mode
 
     def perform(self, script: Effects[Answer]) -> Answer:
-        """Do what the script yields, and return its answer."""
+        """Perform the operations that the script yields, and return its return value."""
         answer: Any = None
         try:
             while True:
@@ -124,9 +123,9 @@ class Engine:
         return Called(value, error, (time.perf_counter_ns() - started) // 1_000)
 
     def _transact(self, name: str, call: Call) -> Called:
-        """Call the function in a transaction. After a conflict or a lost session its effects are rolled
-        back, and it is called again. If only the answer to COMMIT was lost, the second call finds the
-        record of the first.
+        """Call the function in a transaction. After a conflict or a lost session, the transaction is
+        rolled back and the function is called again. If only the confirmation of the COMMIT was lost,
+        the step's record is found.
         """
         started = time.perf_counter_ns()
 
@@ -174,7 +173,7 @@ class Engine:
             pool.put(lent)
 
     def gather(self, calls: Sequence[Call]) -> tuple[Any, ...]:
-        """Run steps concurrently; all of them end before the first failure is raised."""
+        """Run steps concurrently; raise the first failure after all steps have ended."""
         run = self.run
         names = [run.past.name(call.base) for call in calls]
         try:
@@ -195,7 +194,7 @@ class Engine:
         return tuple(future.result() for future in futures)
 
     def _beside(self, call: Call, name: str, names: Sequence[str]) -> Any:
-        """One of several concurrent steps, each in its own thread."""
+        """Run one of several concurrent steps in its own thread."""
         if (known := self.run.past.visit(name, "step")) is not None:
             return call.read(known)
         return self.perform(self.run.new_step(call, name, "step", names))
@@ -223,7 +222,7 @@ class Engine:
 
 def fails_with(error: Exception, is_lost: bool) -> Called:
     """Return the failure of a tx_step that its own code caused. A conflict or a lost session is raised
-    instead: the step is then repeated without using up a try.
+    instead, so that the step is repeated without counting as a try.
     """
     is_conflict = getattr(error, "sqlstate", None) in CONFLICTS
     if is_conflict or is_lost or isinstance(error, DurableMisuse | TransactionMisuse):
@@ -232,8 +231,8 @@ def fails_with(error: Exception, is_lost: bool) -> Called:
 
 
 def first_leaving(errors: Sequence[BaseException | None]) -> Leaving | None:
-    """Return how to leave the function if several steps want to; if all of them wait, the earliest time
-    counts.
+    """Return how to leave the function if several steps request it. If all of them wait, return the
+    earliest wait.
     """
     left = [one for one in errors if isinstance(one, Leaving)]
     waits = [one.request.seconds for one in left if isinstance(one, Parked)]
@@ -244,7 +243,7 @@ def first_leaving(errors: Sequence[BaseException | None]) -> Leaving | None:
 
 
 def check_end(step: str, is_lost: bool, problem: str | None) -> None:
-    """Raise if the transaction of a tx_step cannot commit: it is repeated, or its step fails."""
+    """Raise if the transaction of a tx_step cannot commit, so that the step is repeated or fails."""
     if is_lost:
         raise psycopg.OperationalError("the session of the step was lost")
     if problem is not None:
@@ -255,7 +254,7 @@ def check_end(step: str, is_lost: bool, problem: str | None) -> None:
 def child_of(
     task: Any, run_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> NewChild[Any]:
-    """How a task or a workflow is started as the child of a run."""
+    """Describe how to start a task or a workflow as the child of a run."""
     sender = getattr(task, "_sender", None)
     if isinstance(sender, Sender):
         definition = sender.definition
@@ -272,7 +271,7 @@ def child_of(
 def _launched_task(
     sender: Sender, run_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Launch:
-    """A task as the child of a run; DurableMisuse if it cannot be sent."""
+    """Return a task as the child of a run; raise DurableMisuse if it cannot be sent."""
     prepared = _prepared_child(sender, args, kwargs)
     row, sending = prepared.request.row._replace(wakes_task_id=run_id), prepared.sending
     return Launch(lambda: insert_script(row), (lambda: None) if sending is None else sending.end)
@@ -294,7 +293,7 @@ def _prepared_child(sender: Sender, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def patiently(action: Callable[[], T]) -> T:
-    """Repeat an action while the database cannot execute it; then park the run, or end its attempt."""
+    """Repeat an action while the database is unavailable; after a time, park the run or end its attempt."""
     gives_up_at = time.monotonic() + PATIENCE_SECONDS
     backoff: Backoff | None = None
     while True:
@@ -315,8 +314,8 @@ def pause_after(error: psycopg.Error, backoff: Backoff, gives_up_at: float) -> f
 
 
 def left_after(error: psycopg.Error) -> Leaving:
-    """Return how a run that cannot record a step is left: parked, or failed if the database refuses the
-    step.
+    """Return how to leave a run whose step cannot be recorded: parked, or failed if the database refuses
+    the step.
     """
     if is_transient(error):
         return Parked(ParkRequest(seconds=REST_SECONDS))
@@ -326,7 +325,7 @@ def left_after(error: psycopg.Error) -> Leaving:
 
 
 class StepSession:
-    """The methods that the ``tx`` of a tx_step calls."""
+    """The methods that the ``tx`` of a tx_step provides."""
 
     def __init__(self, connection: TaskConnection) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""DurableHandle: a run of a durable function, seen from outside."""
+"""DurableHandle: controls and reads a run of a durable function from outside."""
 
 from __future__ import annotations
 
@@ -42,15 +42,17 @@ from horsies.tasks.handle import (
 T = TypeVar("T")
 
 FindDefinition = Callable[[str], TaskDefinition | None]
-# The remedy in a program that does not have the code of a function.
+# The remedy if this program does not have the function's code.
 IMPORT_IT = "import its module into this application"
-# A sentence lists at most this many steps.
+# The maximum number of steps that a sentence lists.
 _NAMES_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
 class DurableStep:
-    """A recorded step; ``result`` is its JSON value, ``error`` the code, message and data of its failure."""
+    """A recorded step. ``result`` is its JSON value; ``error`` has the code, message and data of its
+    failure.
+    """
 
     name: str
     """The name of the step."""
@@ -71,7 +73,7 @@ class DurableStep:
 
     @classmethod
     def of(cls, row: StepRow) -> DurableStep:
-        """Read a step from its row; a value that is still encrypted is shown as the word "encrypted"."""
+        """Build a step from its row; a value that is still encrypted becomes the word "encrypted"."""
         result = None if row.result is None else from_json(masked(row.result))
         error = None if row.error is None else _shown_error(row.error)
         return cls(
@@ -90,7 +92,7 @@ class DurableStep:
 class DurableInfo:
     """A run and its recorded steps; the fields from ``parked_since`` on describe its wait, if it is parked.
 
-    ``problem`` is why it is held: its code no longer fits its record.
+    ``problem`` is the reason if the run is held because its code no longer fits its record.
     """
 
     task_id: str
@@ -110,11 +112,11 @@ class DurableInfo:
     children: list[str]
     """The ids of the tasks that the run waits for."""
     problem: str | None
-    """Why the run is held, or None."""
+    """The reason why the run is held, or None."""
     deadline: datetime | None = None
-    """When the run is cancelled if it has not ended, or None without a deadline."""
+    """When the run is cancelled if it has not ended, or None if it has no deadline."""
     missing_key: str | None = None
-    """The id of the missing key, if some values are shown as ``encrypted`` without it, or None."""
+    """The id of the missing key if some values are shown as ``encrypted``, or None."""
 
 
 def _shown_error(text: str) -> Mapping[str, Any]:
@@ -127,13 +129,13 @@ def _missing_key(rows: Iterable[StepRow], *texts: str) -> str | None:
 
 
 def _written(form: JsonForm, value: object) -> tuple[str, str | None]:
-    """Return the JSON text of a value, and the problem if it has none."""
+    """Return a value's JSON text, or the problem if it cannot be encoded."""
     text = form.encode(value)
     return ("", text.message) if isinstance(text, CodecError) else (text, None)
 
 
 def _read_json(form: JsonForm, value: object) -> tuple[str, str | None]:
-    """Return the text of a JSON value, and the problem if it cannot be stored or does not fit the
+    """Return the JSON text of a value, or the problem if it cannot be stored or does not fit the
     declared type.
     """
     text, problem = _written(form_of(Any, "a JSON value"), value)
@@ -144,7 +146,7 @@ def _read_json(form: JsonForm, value: object) -> tuple[str, str | None]:
 
 
 def run_document(info: DurableInfo) -> dict[str, Any]:
-    """A run as JSON values, for `horsies durable show --json`."""
+    """Return a run as JSON values, for `horsies durable show --json`."""
     return {
         **{name: getattr(info, name) for name in DurableInfo.__slots__ if name != "steps"},
         "steps": [
@@ -154,7 +156,7 @@ def run_document(info: DurableInfo) -> dict[str, Any]:
 
 
 class DurableHandle:
-    """A run of a durable function, made by ``app.durable_handle(task_id)``.
+    """A run of a durable function, created by ``app.durable_handle(task_id)``.
 
     Example:
         run = app.durable_handle(task_id)
@@ -171,34 +173,35 @@ class DurableHandle:
         self.task_id = task_id
         self._broker = broker
         self._find = find
-        # How this program gets the code and the key of a function that it does not have.
+        # The remedy shown if this program lacks the code or the key of the function.
         self._remedy = remedy
 
     def __repr__(self) -> str:
         return f"DurableHandle({self.task_id!r})"
 
     def signal(self, name: str, value: object = None) -> Result[SignalDelivery, TaskActionError]:
-        """Send a value to the run: it is delivered if the run waits for it, else stored until it does.
-
-        A run that has ended, and a name or a value that the function does not declare, are errors.
+        """Send a value to the run. If the run does not wait for it yet, the value is stored. Returns an
+        error if the run has ended, or if the function does not declare such a name or value.
         """
         return self._change("signal_run", self._signal(name, value), f"signal {name}")
 
     def signal_json(self, name: str, value: object) -> Result[SignalDelivery, TaskActionError]:
-        """Like ``signal``, for a value that is already JSON, such as one from a command line."""
+        """Send a signal like ``signal``, with a value that is already JSON, such as a command-line
+        argument.
+        """
         return self._change("signal_run", self._signal(name, value, is_json=True), f"signal {name}")
 
     async def signal_async(
         self, name: str, value: object = None
     ) -> Result[SignalDelivery, TaskActionError]:
-        """``signal`` without blocking the event loop."""
+        """Run ``signal`` without blocking the event loop."""
         script = self._signal(name, value)
         return await self._change_async("signal_run", script, f"signal {name}")
 
     async def signal_json_async(
         self, name: str, value: object
     ) -> Result[SignalDelivery, TaskActionError]:
-        """``signal_json`` without blocking the event loop."""
+        """Run ``signal_json`` without blocking the event loop."""
         script = self._signal(name, value, is_json=True)
         return await self._change_async("signal_run", script, f"signal {name}")
 
@@ -207,36 +210,36 @@ class DurableHandle:
         return self._change("resume_run", self._resume(), reason)
 
     async def resume_async(self, *, reason: str | None = None) -> Result[None, TaskActionError]:
-        """``resume`` without blocking the event loop."""
+        """Run ``resume`` without blocking the event loop."""
         return await self._change_async("resume_run", self._resume(), reason)
 
     def reset(self, step: str, *, reason: str | None = None) -> Result[int, TaskActionError]:
-        """Forget this step and all later ones, and continue there; return how many were forgotten.
-
-        Only a parked or held run can be reset. Effects of forgotten steps stay, and happen again.
+        """Forget this step and all later steps, and continue the run at this step. Returns the number of
+        forgotten steps. Only a parked or held run can be reset. Effects of forgotten steps stay, and
+        happen again.
         """
         return self._change("reset_run", self._reset(step), reason)
 
     async def reset_async(
         self, step: str, *, reason: str | None = None
     ) -> Result[int, TaskActionError]:
-        """``reset`` without blocking the event loop."""
+        """Run ``reset`` without blocking the event loop."""
         return await self._change_async("reset_run", self._reset(step), reason)
 
     def info(self) -> Result[DurableInfo, TaskActionError]:
-        """Read the run, its recorded steps and what it waits for."""
+        """Read the run, its recorded steps and its current waits."""
         read = self._broker.perform(BrokerErrorCode.CLEANUP_FAILED, self._info())
         return action_result(self.task_id, read)
 
     async def info_async(self) -> Result[DurableInfo, TaskActionError]:
-        """``info`` without blocking the event loop."""
+        """Run ``info`` without blocking the event loop."""
         read = await self._broker.perform_async(BrokerErrorCode.CLEANUP_FAILED, self._info())
         return action_result(self.task_id, read)
 
     def export(self) -> Result[dict[str, Any], TaskActionError]:
         """Return the record of the run for ``horsies.testing.replay``, with arguments and results.
 
-        A record that is encrypted with a key that this program does not have is an error.
+        If this program lacks the key of an encrypted record, the result is an error.
         """
         read = self._broker.perform(BrokerErrorCode.CLEANUP_FAILED, self._export())
         return action_result(self.task_id, read)
@@ -301,7 +304,7 @@ class DurableHandle:
     def _checked(
         self, run: RunRow, name: str, value: object, is_json: bool
     ) -> str | TaskActionError:
-        """The JSON text of a signal's value, or why the run cannot take it."""
+        """Return the JSON text of a signal's value, or the reason why the run cannot take it."""
         definition = self._find(run.task_name)
         traits = _registered(run) if definition is None else definition.durable
         if traits is None:
@@ -315,7 +318,7 @@ class DurableHandle:
             known = ", ".join(map(repr, declared)) or "none"
             message = f"{run.task_name!r} has no signal {name!r}; its signals are {known}."
             return TaskActionError(TaskActionErrorCode.SIGNAL_NOT_FOUND, message, self.task_id)
-        # A value from a program has a type; a value typed by a person is only checked against the
+        # A program's value has a type to check; JSON typed by a user is checked only against the
         # declared type.
         is_unchecked = definition is None and is_json and declared is not None
         problem = self._unsent(run, is_unchecked)
@@ -331,8 +334,8 @@ class DurableHandle:
         return TaskActionError(TaskActionErrorCode.VALIDATION_FAILED, message, self.task_id)
 
     def _unsent(self, run: RunRow, is_unchecked: bool) -> str | None:
-        """Return why a value would be stored in plain text next to encrypted ones, or without a check of
-        its type.
+        """Explain why a value would be stored as plain text next to encrypted values, or with an
+        unchecked type.
         """
         starts = (run.args_start or "", run.kwargs_start or "")
         is_secret = run.encrypts or any(map(is_encrypted, starts))
@@ -407,14 +410,16 @@ class DurableHandle:
 
 
 def _registered(run: RunRow) -> DurableTraits | None:
-    """What workers have registered about a function whose code is not here; None for a plain task."""
+    """Return the data that workers registered about a function without local code, or None for a plain
+    task.
+    """
     if run.is_durable is False:
         return None
     return DurableTraits(None if run.declared is None else dict.fromkeys(run.declared, Any))
 
 
 def _named_steps(names: Sequence[str]) -> str:
-    """The steps to which a run can be reset; rows whose name has "!" belong to another step."""
+    """Return the steps to which a run can be reset. A row with "!" in its name belongs to another step."""
     own = [name for name in names if "!" not in name]
     if not own:
         return "none is recorded yet"
@@ -424,7 +429,7 @@ def _named_steps(names: Sequence[str]) -> str:
 
 
 def _instead(task_id: str, status: TaskStatus) -> str:
-    """Return what to do instead, for a run that cannot be changed."""
+    """Return the alternative for a run that cannot be changed."""
     if status is TaskStatus.COMPLETED:
         return "start a new run of its function"
     if status in TASK_TERMINAL_STATES:

@@ -1,7 +1,5 @@
-"""The ways in which a call of a durable function ends without an outcome.
-
-They do not inherit from ``Exception``, so an ``except Exception`` in user code cannot keep a run in its
-process.
+"""Exceptions that end a call of a durable function without an outcome. They do not inherit from
+``Exception``, so that an ``except Exception`` in user code cannot catch them.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ class Leaving(BaseException):
 
 
 class Parked(Leaving):
-    """The run waits; another call continues it."""
+    """The run waits, and a later call continues it."""
 
     def __init__(self, request: ParkRequest) -> None:
         super().__init__(request)
@@ -23,11 +21,11 @@ class Parked(Leaving):
 
 
 class RunLost(Leaving):
-    """The run belongs to another attempt."""
+    """Another attempt owns the run."""
 
 
 class RunCancelled(Leaving):
-    """The run was cancelled before its next step; ``text`` describes its end once its clean-up is done."""
+    """The run was cancelled before its next step; ``text`` describes the outcome after its clean-up."""
 
     def __init__(self, text: str | None = None) -> None:
         super().__init__(text)

@@ -1,7 +1,6 @@
-"""The past of a run: its recorded steps, as one call of the durable function meets them again.
-
-A step is found by its name and occurrence, not by its position: concurrent steps end in any order, and
-the code may ask for recorded steps in another order. No I/O here.
+"""The past of a run: its recorded steps, as one call of the durable function reaches them again. A step
+is identified by its name and occurrence, not by its position, because concurrent steps end in any order
+and the code may reach recorded steps in another order. No I/O here.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from horsies.parking import ParkRequest
 STEPS_MAX = 10_000
 RECORD_BYTES_MAX = 32 * 1024 * 1024
 NAME_CHARACTERS_MAX = 128
-# The names of rows that belong to a step: its failed tries, by number, the limit of its wait, and the end of
-# a clean-up step.
+# Suffixes of the rows that belong to a step: its failed tries by number, the limit of its wait, and
+# the finish of a clean-up step.
 TRY = "!try"
 LIMIT = "!until"
 DONE = "!done"
-# The place in the record at which the run was cancelled; clean-up steps follow.
+# Marks the place in the record at which the run was cancelled; clean-up steps follow.
 CANCEL = "!cancel"
 
 
 def checked_name(name: object) -> str:
-    """Return the name of a step or a change; DurableMisuse for one that cannot be stored."""
+    """Return the name of a step or a change; raise DurableMisuse if the name cannot be stored."""
     is_name = isinstance(name, str) and 0 < len(name) <= NAME_CHARACTERS_MAX and name.isprintable()
     if not is_name or "#" in str(name) or "!" in str(name):
         raise DurableMisuse(
@@ -40,8 +39,8 @@ def checked_name(name: object) -> str:
 
 
 class Past:
-    """The recorded steps of a run, those that this call has not reached yet, and the names it has
-    assigned.
+    """The recorded steps of a run, the steps that this call has not reached yet, and the names assigned
+    so far.
     """
 
     def __init__(self, steps: Iterable[RecordedStep] = ()) -> None:
@@ -56,17 +55,19 @@ class Past:
         self._counts: dict[str, int] = {}
         self._position = max((step.position for step in self._steps.values()), default=0)
         self._bytes = sum(_size(step) for step in self._steps.values())
-        # Concurrent steps share the past.
+        # Concurrent steps use this object from several threads.
         self._lock = threading.Lock()
 
     def name(self, base: str) -> str:
-        """The name of the next occurrence: "charge", then "charge#2" and so on."""
+        """Return the name of the next occurrence: "charge", then "charge#2" and so on."""
         with self._lock:
             number = self._counts[base] = self._counts.get(base, 0) + 1
         return base if number == 1 else f"{base}#{number}"
 
     def visit(self, name: str, kind: str) -> RecordedStep | None:
-        """The recorded step of this name, or None; if the record is of another kind, the run is held."""
+        """Return the recorded step of this name, or None. Hold the run if the recorded step is of
+        another kind.
+        """
         with self._lock:
             step = self._steps.get(name)
             if step is None:
@@ -86,8 +87,8 @@ class Past:
             number += 1
 
     def admit(self, name: str, beside: Collection[str] = ()) -> None:
-        """Allow a step that is not recorded: only after all recorded steps, except for those that run at
-        the same time. Otherwise the code has changed, and the run is held.
+        """Allow an unrecorded step if all recorded steps were reached, except steps that run
+        concurrently. Otherwise the code has changed, and the run is held.
         """
         if self._unvisited:
             missing = next((one for one in self._unvisited if one not in beside), None)
@@ -107,8 +108,8 @@ class Past:
             )
 
     def begin_clean_up(self) -> None:
-        """Allow the clean-up steps of a cancelled run, which is held if its code has not registered all of
-        them again.
+        """Allow the clean-up steps of a cancelled run. Hold the run if its code has not registered all
+        of them again.
         """
         missing = [one for one in self._unvisited if self._steps[one].kind == "on_cancel"]
         if missing:
@@ -117,7 +118,7 @@ class Past:
         self.is_cancelled = False
 
     def last_try(self, name: str) -> tuple[int, float]:
-        """Return how many times a step was tried before this call, and the seconds until its next try."""
+        """Return the number of tries of a step before this call, and the seconds until its next try."""
         tries, left_seconds = 0, 0.0
         while (step := self.visit(f"{name}{TRY}{tries + 1}", "try")) is not None:
             tries, left_seconds = tries + 1, step.left_seconds or 0.0
@@ -125,7 +126,7 @@ class Past:
 
     @property
     def unvisited(self) -> list[str]:
-        """The recorded steps that this call has not asked for, in the order of their record."""
+        """Return the recorded steps that this call has not reached, in the order of their record."""
         return list(self._unvisited)
 
     def next_position(self) -> int:
@@ -134,7 +135,7 @@ class Past:
             return self._position
 
     def add(self, step: RecordedStep) -> None:
-        """Note a step that is recorded now, by this call or by an earlier attempt that was faster."""
+        """Add a newly recorded step; this call or a faster, earlier attempt has recorded it."""
         with self._lock:
             self._steps[step.name] = _readable(step)
             self._unvisited.pop(step.name, None)
@@ -153,7 +154,7 @@ def _size(step: RecordedStep) -> int:
 
 
 def mismatch(asked: str, recorded: str) -> Parked:
-    """The end of a call whose code no longer fits the record of its run: the run is held."""
+    """Return the exception that holds a run, because its code no longer fits its record."""
     code = OutcomeCode.DURABLE_MISMATCH.value
     return Parked(
         ParkRequest(

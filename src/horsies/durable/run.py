@@ -1,7 +1,6 @@
-"""One call of a durable function: the decisions about its steps, shared by ``def`` and ``async def``.
-
-A script yields what it needs done, a statement, a pause or the call of a step's function, and returns what
-the step returns. ``engine.py`` does these things.
+"""One call of a durable function: the decisions about its steps, shared by ``def`` and ``async def``. A
+script yields the operations that it needs (a statement, a pause or the call of a step's function) and
+returns the step's value. ``engine.py`` performs the operations.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ from horsies.retry import decide_retry, exception_names
 from horsies.states import TaskStatus
 from horsies.tasks.definition import LONGEST_RUN
 
-# A run parks only for sleeps longer than this; it waits for shorter ones in its process.
+# A run parks only for longer sleeps than this; during a shorter sleep it stays in its process.
 IN_PROCESS_SECONDS = 1.0
-# A failed step is tried again in the same process if the wait is at most this long.
+# A failed step is retried in the same process if the wait is at most this long.
 TRY_AGAIN_SECONDS = 5.0
 LONGEST_WAIT = LONGEST_RUN
 PARALLEL_MAX = 256
 
-# The step in which the code of this thread or coroutine runs.
+# The running step of the current thread or coroutine.
 current_step: ContextVar[str | None] = ContextVar("horsies_step", default=None)
 
 Answer = TypeVar("Answer")
@@ -75,15 +74,15 @@ class Pause(NamedTuple):
 
 
 class Invoke(NamedTuple):
-    """Call the function of a step; the answer is a ``Called``."""
+    """Call the function of a step; the script receives a ``Called``."""
 
     name: str
     call: Call
 
 
 class Start(NamedTuple):
-    """Store a child and the step that starts it in one transaction; the answer is the step, None if another
-    attempt was first.
+    """Store a child and the step that starts it in one transaction. The script receives the step, or
+    None if another attempt was first.
     """
 
     name: str
@@ -92,7 +91,9 @@ class Start(NamedTuple):
 
 
 class Transact(NamedTuple):
-    """Call the function of a tx_step and commit its step with its effects; the answer is a ``Called``."""
+    """Call the function of a tx_step and commit its step with its effects; the script receives a
+    ``Called``.
+    """
 
     name: str
     call: Call
@@ -125,16 +126,17 @@ class Run:
     fence: Fence
     past: Past
     code_of: CodeOf
-    # The declared types of its signals; None accepts any name.
+    # The declared types of the run's signals; None accepts any name.
     signals: Mapping[str, Any] | None = None
-    # The JSON texts of arguments with which the run could continue; None in a replay.
+    # The JSON texts of the arguments with which the run could continue; None in a replay.
     new_call: Callable[[tuple[Any, ...], dict[str, Any]], tuple[str, str]] | None = None
-    # Surrounds the calls of steps' functions with spans.
+    # Wraps the calls of step functions in spans.
     surround: Callable[[str], AbstractContextManager[object]] = nullcontext
-    # How the call has left its function, even if user code caught the exception.
+    # How the call has left its function; kept even if user code caught the exception.
     left: Leaving | None = None
     is_over: bool = False
-    # The answers of ``patched`` in this call: a loop gets the same one in every round.
+    # The return values of ``patched`` in this call, so that every iteration of a loop gets the same
+    # value.
     patches: dict[str, bool] = field(default_factory=dict)
     # The clean-up steps that this call has registered.
     clean_ups: list[tuple[str, Call]] = field(default_factory=list)
@@ -142,7 +144,7 @@ class Run:
     is_late: bool = False
 
     def check_use(self) -> None:
-        """Refuse a use of the context inside a step or after the end of the function."""
+        """Reject a use of the context inside a step or after the function has ended."""
         if self.left is not None:
             raise self.left
         if self.is_over:
@@ -165,9 +167,7 @@ class Run:
     def new_step(
         self, call: Call, name: str, kind: str, beside: Collection[str] = ()
     ) -> Effects[Any]:
-        """Call the function, repeat the call as its retry policy allows, and record its value or its
-        failure.
-        """
+        """Call the function, with retries as its policy allows, and record its value or its failure."""
         tries, left_seconds = self.past.last_try(name)
         self.past.admit(name, beside)
         if left_seconds > 0:
@@ -200,11 +200,13 @@ class Run:
             failed = text.to_json()
             return call.read((yield from self.recording(name, kind, None, failed)))
         step = yield from self.recording(name, kind, text, run_us=called.run_us)
-        # If the recorded text is another one, an earlier attempt was faster and recorded its own value.
+        # Another recorded text means that an earlier attempt was faster and recorded its own value.
         return call.described.unwrapped(called.value) if step.result is text else call.read(step)
 
     def _failure(self, call: Call, error: Exception, tries: int) -> tuple[Failure, float | None]:
-        """The record of a failed try, and the seconds until the next one; None if it was the last."""
+        """Return the record of a failed try, and the seconds until the next try; None after the last
+        try.
+        """
         if isinstance(error, Unstorable):
             return error.failure, None
         failure = failure_of(error, self.code_of)
@@ -242,7 +244,7 @@ class Run:
         due_seconds: float | None = None,
         run_us: int = 0,
     ) -> Effects[RecordedStep]:
-        """Record a step; if an earlier attempt has recorded it, its record counts."""
+        """Record a step; if an earlier attempt has recorded it, use that record."""
         step = self.made(name, kind, result, error, due_seconds, run_us)
         rows = yield record_step, step
         if not rows:
@@ -250,7 +252,7 @@ class Run:
         return self.added(step)
 
     def added(self, step: RecordStep) -> RecordedStep:
-        """Note a step that is recorded now."""
+        """Add a step that is recorded now."""
         recorded = _stored(step)
         self.past.add(recorded)
         return recorded
@@ -271,8 +273,8 @@ class Run:
         )
 
     def adopting(self, name: str) -> Effects[RecordedStep]:
-        """Return the step as an earlier attempt recorded it; without a record, the run belongs to
-        another attempt.
+        """Return the step as recorded by an earlier attempt; without a record, another attempt owns the
+        run.
         """
         worker_id, task_id, generation, _ = self.fence
         found = yield read_step(worker_id, task_id, generation, name)
@@ -282,10 +284,10 @@ class Run:
         self.past.add(recorded)
         return recorded
 
-    # Values that a replay must see again
+    # Values that a replay reads from the record
 
     def value(self, base: str, made: str) -> Effects[str]:
-        """A recorded value of the library, as JSON: the time, a random number, an id."""
+        """Return a recorded value of the library as JSON: the time, a random number, or an id."""
         name = self.past.name(base)
         if (known := self.past.visit(name, "value")) is None:
             self.past.admit(name)
@@ -293,9 +295,7 @@ class Run:
         return known.result or "null"
 
     def patched(self, change: object) -> Effects[bool]:
-        """Whether this run takes the changed code: it reached this place for the first time with the new
-        code.
-        """
+        """Return whether this run takes the changed code: it reached this place first with the new code."""
         name = f"patch:{checked_name(change)}"
         if name not in self.patches:
             is_new = self.past.visit(name, "patch") is None
@@ -308,7 +308,7 @@ class Run:
     # Waits
 
     def sleep(self, seconds: float) -> Effects[None]:
-        """Wait in this process, or park the run if the wait is too long for that."""
+        """Wait in this process, or park the run if the wait is too long."""
         name = self.past.name("sleep")
         if (known := self.past.visit(name, "sleep")) is None:
             self.past.admit(name)
@@ -322,7 +322,7 @@ class Run:
             yield Pause(left)
 
     def wait_signal(self, signal: object, timeout: float | None) -> Effects[RecordedStep]:
-        """The recorded signal; the run is parked until the signal arrives."""
+        """Return the recorded signal; park the run until the signal arrives."""
         wanted = self._checked_signal(signal)
         name = self.past.name(f"signal:{wanted}")
         limit = self.past.visit(f"{name}{LIMIT}", "limit")
@@ -370,7 +370,7 @@ class Run:
     def wait_any(
         self, events: Sequence[Child[Any] | str], timeout: float | None
     ) -> Effects[Child[Any] | str]:
-        """The first of these children to end or signals to arrive; the run is parked until then."""
+        """Return the first child or signal that is ready; park the run until then."""
         by_key = self._events(events)
         name = self.past.name("any")
         limit = self.past.visit(f"{name}{LIMIT}", "limit")
@@ -419,7 +419,7 @@ class Run:
         return (yield from self.recording(name, "any", None, failure.to_json()))
 
     def continued(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Effects[NoReturn]:
-        """Leave this call; the run continues with these arguments and an empty record."""
+        """Leave this call, so that the run continues with these arguments and an empty record."""
         self.past.admit("continue_as")
         yield from ()
         texts = ("[]", "{}") if self.new_call is None else self.new_call(args, kwargs)
@@ -428,7 +428,7 @@ class Run:
     # Cancellation
 
     def on_cancel(self, call: Call) -> Effects[None]:
-        """Register a clean-up step. Its record tells the database that the run has clean-up to do."""
+        """Register a clean-up step. Its record shows the database that the run needs a clean-up."""
         name = self.past.name(f"on_cancel:{call.base}")
         if self.past.visit(name, "on_cancel") is None:
             self.past.admit(name)
@@ -436,7 +436,7 @@ class Run:
         self.clean_ups.append((name, call))
 
     def cleaning(self) -> Effects[None]:
-        """Execute the clean-up steps of a cancelled run, the newest first, and leave it."""
+        """Execute the clean-up steps of a cancelled run, newest first, and leave the run."""
         if self.left is not None and not isinstance(self.left, RunCancelled):
             raise self.left
         self.left = None
@@ -470,8 +470,8 @@ class Run:
         return Child(str(from_json(known.result or '""')), name.partition(":")[2], child)
 
     def child_result(self, child: Child[Any]) -> Effects[RecordedStep]:
-        """The recorded result of a child; the run is parked until the child has ended."""
-        name = f"result:{child.step}"  # a second call for the same child reads the same record
+        """Return the recorded result of a child; park the run until the child has ended."""
+        name = f"result:{child.step}"  # A second call for the same child reads the same record.
         if (known := self.past.visit(name, "result")) is not None:
             return known
         self.past.admit(name)
@@ -484,7 +484,7 @@ class Run:
 
 
 def limited(run: Run, seconds: float) -> Effects[None]:
-    """Store the deadline of the run, unless an earlier call has stored it; at the deadline a worker
+    """Store the deadline of the run, unless an earlier call has stored it. At the deadline, a worker
     cancels the run.
     """
     worker_id, task_id, generation, _ = run.fence
@@ -495,14 +495,16 @@ def limited(run: Run, seconds: float) -> Effects[None]:
 
 
 def _stored(step: RecordStep) -> RecordedStep:
-    """The step as it is stored."""
+    """Return the step in its stored form."""
     return RecordedStep(
         step.name, step.position, step.kind, step.result, step.error, step.due_seconds
     )
 
 
 def _raised(call: Call, step: RecordedStep, failure: Failure, error: Exception) -> Any:
-    """Raise the failure of a step from its exception; an earlier attempt may have recorded another end."""
+    """Raise the failure of a step from its exception; if an earlier attempt recorded another outcome,
+    use that.
+    """
     if step.error is None or Failure.from_json(step.error).code != failure.code:
         return call.read(step)
     raise failure.raised(step.name) from error
@@ -517,7 +519,7 @@ def _task_outcome(task_id: str) -> Script[Outcome | None]:
 
 
 def _outcome_of(child_id: str, row: OutcomeRow | None) -> Outcome:
-    """The JSON text of the value of an ended child, or its failure."""
+    """Return the JSON text of a finished child's value, or its failure."""
     if row is None:
         text = f"Task {child_id} does not exist; its row was deleted before its result was read."
         return None, Failure(RetrievalCode.TASK_NOT_FOUND.value, text)
@@ -536,14 +538,14 @@ def _outcome_of(child_id: str, row: OutcomeRow | None) -> Outcome:
 
 
 def value_of(step: RecordedStep, form: JsonForm) -> Any:
-    """The value of a recorded step, or the StepFailed of its failure."""
+    """Return the value of a recorded step, or raise StepFailed for its failure."""
     if step.error is not None:
         raise Failure.from_json(step.error).raised(step.name)
     return decoded(form, step.name, step.result or "null")
 
 
 def seconds_of(duration: timedelta | float, what: str) -> float:
-    """The seconds of a timedelta or a number; DurableMisuse for anything else."""
+    """Return the seconds of a timedelta or a number; raise DurableMisuse for anything else."""
     seconds: object = duration.total_seconds() if isinstance(duration, timedelta) else duration
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if is_number and 0 <= float(str(seconds)) <= LONGEST_WAIT.total_seconds():
@@ -554,7 +556,7 @@ def seconds_of(duration: timedelta | float, what: str) -> float:
 
 
 class StepEngine(Protocol):
-    """Does what the scripts of a run yield."""
+    """Performs the operations that the scripts of a run yield."""
 
     @property
     def run(self) -> Run: ...

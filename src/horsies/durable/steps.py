@@ -1,4 +1,4 @@
-"""The functions of steps: their names, the JSON of what they return, and the record of their failures."""
+"""Step functions: their names, the JSON of their values, and the records of their failures."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ CodeOf = Callable[[BaseException], BuiltInTaskCode | str]
 
 
 def failure_of(error: BaseException, code_of: CodeOf) -> Failure:
-    """The record of an exception that left a step."""
+    """Return the record of an exception that a step raised."""
     if isinstance(error, StepFailed):
         return Failure(error.code, error.message, error.data)
     if isinstance(error, StepTimeout):
@@ -77,7 +77,7 @@ def failure_of(error: BaseException, code_of: CodeOf) -> Failure:
 
 @dataclass(frozen=True, slots=True)
 class StepFunction:
-    """A function that steps call: its name, and the form of its value."""
+    """A function called as a step: its name, and the form of its value."""
 
     name: str | None
     form: JsonForm
@@ -85,7 +85,7 @@ class StepFunction:
     is_async: bool
 
     def encode(self, step: str, value: Any) -> str | Failure:
-        """The JSON text of a value, or why the step fails with it."""
+        """Return the JSON text of a value, or the failure of the step if the value is invalid."""
         if self.returns_result:
             if not isinstance(value, TaskResult):
                 text = f"Step {step!r} returned {type(value).__name__} instead of a TaskResult."
@@ -106,7 +106,9 @@ class StepFunction:
         return encoded
 
     def unwrapped(self, value: Any) -> Any:
-        """The value of a successful step; if the function returns a TaskResult, the value inside it."""
+        """Return the value of a successful step; take it out of a TaskResult if the function returns
+        one.
+        """
         return value.ok_value if self.returns_result else value
 
     def decode(self, step: str, text: str) -> Any:
@@ -114,7 +116,7 @@ class StepFunction:
 
 
 def decoded(form: JsonForm, step: str, text: str) -> Any:
-    """The recorded value of a step; StepFailed if the annotation no longer fits it."""
+    """Decode the recorded value of a step; raise StepFailed if the annotation no longer fits the value."""
     value = form.decode(text)
     if isinstance(value, Err):
         code = OperationalErrorCode.RESULT_DESERIALIZATION_ERROR.value
@@ -138,7 +140,7 @@ def step_function(function: Any) -> tuple[Callable[..., Any], StepFunction]:
         raise DurableMisuse(f"A step takes a function, not {type(function).__name__}.")
     try:
         return function, _described(function)
-    except TypeError:  # a callable that cannot be a key
+    except TypeError:  # Some callables cannot be dictionary keys.
         return function, _describe(function)
 
 
@@ -174,7 +176,7 @@ def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def form_of(declared: Any, where: str) -> JsonForm:
-    """The form of values of a declared type; DurableMisuse if JSON has no form for it."""
+    """Return the form of values of a declared type; raise DurableMisuse if JSON cannot represent them."""
     try:
         return _form_of(declared, where)
     except TypeError:
@@ -188,11 +190,12 @@ def _new_form(declared: Any, where: str) -> JsonForm:
         raise DurableMisuse(f"In {where}, {error}.") from error
 
 
-_form_of = lru_cache(maxsize=256)(_new_form)  # building a form takes milliseconds
+# Building a form takes milliseconds, so forms are cached.
+_form_of = lru_cache(maxsize=256)(_new_form)
 
 
 def base_name(given: str | None, function: StepFunction) -> str:
-    """The name of a step without its occurrence: the given name, or the name of its function."""
+    """Return the name of a step without its occurrence: the given name, or the name of its function."""
     return checked_name(given) if given is not None else _own_name(function.name)
 
 

@@ -1,8 +1,7 @@
-"""The ``timeout_ms`` of a step: TaskStopped is raised in its function, as in a task that runs too long.
-
-In the main thread a timer of the process interrupts system calls as well. Python cannot do that in other
-threads, those of ``ctx.gather``: there the exception is raised when the call returns. A function that catches
-it has failed all the same.
+"""The ``timeout_ms`` of a step: TaskStopped is raised in its function, as in a task that exceeds its
+time limit. In the main thread, a process timer also interrupts system calls. In other threads, such as
+the threads of ``ctx.gather``, the exception is raised when the system call returns. A function that
+catches TaskStopped fails anyway.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ T = TypeVar("T")
 
 
 class StepTimeout(TimeoutError):
-    """The function of a step took longer than its limit."""
+    """The function of a step exceeded its time limit."""
 
     def __init__(self, timeout_ms: int) -> None:
         super().__init__(f"The step ran longer than its timeout_ms={timeout_ms}.")
 
 
 def within(timeout_ms: int, function: Callable[[], T]) -> T:
-    """Call a function; StepTimeout if it takes longer than its limit."""
+    """Call a function; raise StepTimeout if it exceeds its time limit."""
     is_main = threading.current_thread() is threading.main_thread()
     limit: _Limit = (_TimerOfProcess if is_main else _TimerOfThread)(timeout_ms / 1000)
     error: BaseException | None = None
@@ -40,7 +39,7 @@ def within(timeout_ms: int, function: Callable[[], T]) -> T:
         finally:
             limit.end()
     except BaseException as raised:
-        limit.end()  # TaskStopped may have interrupted the first call
+        limit.end()  # TaskStopped may have interrupted the first call.
         if not limit.is_over:
             raise
         error = raised
@@ -50,7 +49,7 @@ def within(timeout_ms: int, function: Callable[[], T]) -> T:
 
 
 async def within_async(timeout_ms: int, awaitable: Awaitable[T]) -> T:
-    """``within`` for a coroutine, which is cancelled at the limit."""
+    """Await a coroutine and cancel it at its time limit; the version of ``within`` for coroutines."""
     limit = asyncio.timeout(timeout_ms / 1000)
     try:
         async with limit:
@@ -65,9 +64,8 @@ async def within_async(timeout_ms: int, awaitable: Awaitable[T]) -> T:
 
 
 class _Limit(Protocol):
-    """Raises TaskStopped in this thread when the time is over, even while ``begin`` is still running.
-
-    ``end`` may be called twice, and also after TaskStopped has interrupted ``begin``.
+    """Raises TaskStopped in this thread at the time limit, even while ``begin`` is still running.
+    ``end`` may be called twice, even after TaskStopped has interrupted ``begin``.
     """
 
     is_over: bool
@@ -78,7 +76,7 @@ class _Limit(Protocol):
 
 
 class _TimerOfProcess:
-    """The limit in the main thread. Timers that were set before continue afterwards."""
+    """The time limit in the main thread. A timer that was already set continues afterwards."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -108,7 +106,9 @@ class _TimerOfProcess:
 
 
 class _TimerOfThread:
-    """The limit in any other thread: Python raises the exception between two instructions of the thread."""
+    """The time limit in any other thread: Python raises the exception between two instructions of the
+    thread.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._thread = threading.get_ident()
@@ -130,7 +130,7 @@ class _TimerOfThread:
     def end(self) -> None:
         with self._lock:
             if self._is_armed and self.is_over:
-                self._pend(None)  # withdraw an exception that was not raised yet
+                self._pend(None)  # Withdraw an exception that has not been raised yet.
             self._is_armed = False
         self._timer.cancel()
         if self._timer.is_alive():

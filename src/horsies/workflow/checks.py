@@ -1,8 +1,8 @@
 """Checks: the part of ``app.check()`` that deals with workflows, in phases.
 
-The checks verify three things: definitions have keys and can be built, together with the sub-workflows
-of module-level specifications; builders return valid specifications; and every function that returns a
-specification is a registered builder.
+Definitions must have keys and build, including the sub-workflows of module-level specifications.
+Builders must return valid specifications. Every function that returns a specification must be a
+registered builder.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NO_CHECK = "__horsies_no_check__"
 _NAMED_KINDS = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
-# The builders of all applications; each application checks its own.
+# The builders of all applications; each application checks only its own builders.
 _registered: WeakSet[FunctionType] = WeakSet()
 
 
@@ -100,7 +100,7 @@ def _refuse_bad_builder(function: object) -> None:
 
 
 class HasTasks(BuildsSpecs, Protocol):
-    """What the checks need from an application."""
+    """The parts of an application that the checks need."""
 
     def get_task(self, task_name: str) -> RunnableTask[Any] | None: ...
 
@@ -108,7 +108,7 @@ class HasTasks(BuildsSpecs, Protocol):
 def workflow_errors(
     app: HasTasks, modules: Iterable[ModuleType], builders: Sequence[RegisteredBuilder]
 ) -> list[HorsiesError]:
-    """Return the errors of the first phase that finds any."""
+    """Return the errors of the first phase that has any."""
     found = list(_with_submodules(modules))
     definitions = list(_definitions(found))
     phases: tuple[Callable[[], Iterable[HorsiesError]], ...] = (
@@ -124,7 +124,7 @@ def workflow_errors(
 def spec_errors(
     app: BuildsSpecs, spec: WorkflowSpec[Any], location: SourceLocation | None
 ) -> Iterator[HorsiesError]:
-    """Find mistakes that a specification by itself does not show: its key, its queues, its children."""
+    """Find mistakes outside the specification itself: its key, its queues and its sub-workflows."""
     if problem := key_problem(spec.definition_key):
         error = no_key(f"Workflow {spec.name!r}", problem)
         error.location = location
@@ -138,7 +138,7 @@ def spec_errors(
 def _build_children(
     app: BuildsSpecs, spec: WorkflowSpec[Any], depth: int, seen: set[tuple[type, str]]
 ) -> None:
-    """Build the sub-workflows whose parameters are all known, and recursively their own."""
+    """Build the sub-workflows whose parameters are all known, and their sub-workflows recursively."""
     for index, node in enumerate(spec.tasks):
         if not isinstance(node, SubWorkflowNode) or node.args_from:
             continue
@@ -151,7 +151,7 @@ def _build_children(
                 f"The sub-workflow {node.name!r} is nested more than {NESTING_DEPTH_MAX} levels "
                 "deep.",
                 code=ErrorCode.WORKFLOW_CYCLE_DETECTED,
-                help_text="does a definition contain itself with ever new parameters?",
+                help_text="does a definition contain itself with different parameters each time?",
             )
         definition: Any = node.workflow_def
         _build_children(app, definition.build_with(app, **node.kwargs), depth + 1, seen)
@@ -160,7 +160,9 @@ def _build_children(
 def as_errors(
     error: Exception, source: str, location: SourceLocation | None
 ) -> Iterator[HorsiesError]:
-    """Return an exception as errors: the library's own unchanged, any other as HRS-029."""
+    """Convert an exception to errors: keep the library's own errors, and report any other exception as
+    HRS-029.
+    """
     match error:
         case MultipleValidationErrors():
             yield from error.report.errors
@@ -177,7 +179,7 @@ def as_errors(
 
 
 def _builder_errors(app: BuildsSpecs, builder: RegisteredBuilder) -> Iterator[HorsiesError]:
-    """Run a builder with each of its cases and check the specifications it returns."""
+    """Call a builder with each of its cases and check the returned specifications."""
     location = SourceLocation.from_function(builder.function)
     try:
         parameters = list(inspect.signature(builder.function).parameters.values())
@@ -247,7 +249,7 @@ def _located(
 
 
 def _with_submodules(modules: Iterable[ModuleType]) -> Iterator[ModuleType]:
-    """Yield the modules and the loaded submodules of packages, each once."""
+    """Yield each module, and each loaded submodule of a package, once."""
     found: dict[str, ModuleType] = {}
     for module in modules:
         found[module.__name__] = module
@@ -280,7 +282,7 @@ def _specs(app: HasTasks, modules: Iterable[ModuleType]) -> Iterable[WorkflowSpe
 
 
 def _lacks_key(definition: AnyDefinition) -> bool:
-    """Return whether a definition lacks a key; a base class of other definitions needs none."""
+    """Return whether a definition lacks a key; a base class of other definitions needs no key."""
     if "definition_key" in vars(definition):
         return definition.own_key() is None
     buildable = definition.get_workflow_nodes() or _has_own_build_with(definition)
@@ -318,7 +320,7 @@ def _is_ours(app: HasTasks, definition: AnyDefinition) -> bool:
         return False
     nodes = [node for _, node in definition.get_workflow_nodes()]
     tasks = [node.fn for node in nodes if isinstance(node, TaskCallingNode)]
-    # Building the definition reports any function that is not a task.
+    # Building the definition reports functions that are not tasks.
     return all(
         app.get_task(one.definition.name) is one for one in tasks if hasattr(one, "definition")
     )
@@ -355,7 +357,7 @@ def _returns_spec(function: FunctionType) -> bool:
     try:
         returned = get_type_hints(function).get("return")
     except Exception:
-        # Other annotations may be unresolvable; the text of this one is enough.
+        # Check the annotation's text, because other annotations may not be resolvable.
         return isinstance(stated, str) and "WorkflowSpec" in stated
     return returned is WorkflowSpec or get_origin(returned) is WorkflowSpec
 

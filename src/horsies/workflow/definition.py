@@ -51,11 +51,11 @@ class WorkflowDefinition(Generic[T]):
     """
 
     name: ClassVar[str] = ""
-    """The name shown to people."""
+    """The name for display."""
     definition_key: ClassVar[str] = ""
     """The identity of the workflow across runs and deployments."""
 
-    # Not a nested class: pyright rejects a `class Meta` that does not inherit from it.
+    # Not a nested class, because pyright rejects a `class Meta` that does not inherit from it.
     Meta: ClassVar[type] = object
     """An inner class that may set ``output``, ``on_error`` and ``success_policy``."""
 
@@ -90,7 +90,7 @@ class WorkflowDefinition(Generic[T]):
 
     @classmethod
     def build_signature(cls) -> CallSignature | None:
-        """Return the parameters of the author's own ``build_with``, if there is one."""
+        """Return the parameters of the user's own ``build_with``, if it is overridden."""
         function = inspect.unwrap(cls.build_with.__func__)  # type: ignore[attr-defined]
         if function is inspect.unwrap(WorkflowDefinition.build_with.__func__):  # type: ignore[attr-defined]
             return None
@@ -100,8 +100,8 @@ class WorkflowDefinition(Generic[T]):
     def build(cls, app: BuildsSpecs) -> WorkflowSpec[T]:
         """Create the specification from the class's nodes.
 
-        HRS-001 without a name, HRS-002 without nodes, HRS-016 without a key, HRS-025 if the output is
-        not of type ``T``.
+        Raises HRS-001 without a name, HRS-002 without nodes, HRS-016 without a key, and HRS-025 if the
+        output is not of type ``T``.
         """
         key = _key_of(cls)
         if not cls.name:
@@ -125,10 +125,8 @@ class WorkflowDefinition(Generic[T]):
 
     @classmethod
     def build_with(cls, app: Any, *args: Any, **params: Any) -> WorkflowSpec[T]:
-        """Create the specification for these parameters; override this method to use them.
-
-        Every call must create a new specification, which has the class's key. Parameters are passed by
-        name.
+        """Create the specification for these parameters; override this method to add parameters. Every
+        call must create a new specification, which gets the class's key. Parameters are passed by name.
 
         Example:
             @classmethod
@@ -163,7 +161,7 @@ def _stamp_ids(cls: AnyDefinition) -> None:
 def _register(cls: AnyDefinition) -> None:
     key = cls.own_key()
     if key is None:
-        return  # reported when the class is built or checked
+        return  # This mistake is reported when the class is built or checked.
     known = _registry.get(key, cls)
     # Importing a module again creates its classes again.
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -171,7 +169,7 @@ def _register(cls: AnyDefinition) -> None:
             f"The definition_key {key!r} of {cls.__qualname__} belongs to another workflow.",
             code=ErrorCode.WORKFLOW_DUPLICATE_DEFINITION_KEY,
             notes=[f"first used by {known.__module__}.{known.__qualname__}"],
-            help_text="give one of the two another definition_key",
+            help_text="give one of the workflows another definition_key",
         )
     _registry[key] = cls
 
@@ -213,7 +211,7 @@ def _bad_build(cls: AnyDefinition, problem: str) -> WorkflowValidationError:
     return WorkflowValidationError(
         f"{cls.__qualname__}.build_with {problem}.",
         code=ErrorCode.WORKFLOW_SUBWORKFLOW_BUILD_WITH_BINDING,
-        help_text="make one in every call: return app.workflow(cls.name, [...])",
+        help_text="create a specification in every call: return app.workflow(cls.name, [...])",
     )
 
 
@@ -238,7 +236,7 @@ def _refuse_other_output(cls: AnyDefinition, spec: WorkflowSpec[Any]) -> None:
         f"{cls.__qualname__} is declared as WorkflowDefinition[{type_text(declared)}], but {found}.",
         code=ErrorCode.WORKFLOW_OUTPUT_TYPE_MISMATCH,
         help_text="name the output in Meta, or declare the type of the output node; without an "
-        "output it is WorkflowDefinition[None]",
+        "output, declare WorkflowDefinition[None]",
     )
 
 
@@ -276,7 +274,7 @@ def _signature_of(function: Callable[..., Any]) -> CallSignature:
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[2:]
     build.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    # Without the annotation of ``app``, which is often imported only for type checkers.
+    # Skip the annotation of ``app``, which is often imported only for type checkers.
     kept = {one.name for one in parameters}
     annotations = function.__annotations__
     build.__annotations__ = {name: annotations[name] for name in annotations if name in kept}

@@ -1,8 +1,6 @@
-"""Expansion: a sub-workflow's plan, created when its node may run.
-
-A worker's child finds the definition by the key stored with the node and runs its ``build_with``,
-without any lock. The expansion task returns the plan as its result, and the database starts it as a
-child run.
+"""Expansion: creates a sub-workflow's plan when its node becomes runnable. A worker's child process
+finds the definition by the key stored with the node and calls its ``build_with``, without any lock. The
+expansion task returns the plan, and the database starts it as a child run.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ def expand(
         return Ok(text if tracing is None else with_trace(text, current_carrier(tracing)))
     except TaskStopped:
         raise
-    except BaseException as error:  # the user's build_with may raise anything
+    except BaseException as error:  # The user's build_with may raise any exception.
         return Err(
             TaskError(
                 error_code=OperationalErrorCode.WORKFLOW_ENQUEUE_FAILED,

@@ -31,7 +31,8 @@ FindTask = Callable[[str], DefinedTask | None]
 
 
 class WorkflowHandles:
-    """``app.workflow_handle``: creates a handle for a run from its id, and finds the types of its results.
+    """``app.workflow_handle``: creates a handle from a run's id, and finds the types of the run's
+    results.
 
     Example:
         handle = app.workflow_handle(workflow_id)
@@ -52,7 +53,7 @@ class WorkflowHandles:
 
 
 class RegisteredTypes:
-    """A run's result types, as far as its tasks and definitions are registered here."""
+    """The result types of a run, if its tasks and definitions are registered in this process."""
 
     __slots__ = ("_declared", "_find_task", "_rows")
 

@@ -1,6 +1,5 @@
-"""WorkflowSpec: the public face of a workflow, checked and immutable.
-
-``app.workflow(...)`` creates it; starting it creates a run. Its data is in its graph.
+"""WorkflowSpec: a checked, immutable workflow. ``app.workflow(...)`` creates a specification; starting
+the specification creates a run. The data is in its graph.
 """
 
 from __future__ import annotations
@@ -26,12 +25,14 @@ from horsies.workflow.run.start import StartOptions, replay_options, start, star
 T = TypeVar("T")
 
 WorkflowTerminalResults: TypeAlias = dict[str, TaskResult[Any, TaskError]]
-"""The results of all end nodes, by node id: the value of a run without an output."""
+"""The results of all end nodes by node id: the value of a run without an output."""
 
 
 @dataclass(frozen=True, slots=True)
 class _BuildWith:
-    """A running call of a definition's ``build_with``: its key, and the specifications it created."""
+    """A running call of a definition's ``build_with``: the definition's key, and the specifications
+    created so far.
+    """
 
     definition_key: str | None
     made: list[WorkflowSpec[Any]] = field(default_factory=list)
@@ -101,14 +102,16 @@ class WorkflowSpec(Generic[T]):
         return None if index is None else self.graph.nodes[index]
 
     def output_key(self) -> NodeKey[T] | None:
-        """Return the output node's key, or None if the result consists of the results of all end nodes."""
+        """Return the output node's key; return None if the result consists of the results of all end
+        nodes.
+        """
         output: Any = self.output
         key: NodeKey[T] | None = None if output is None else output.key()
         return key
 
     @property
     def success_policy(self) -> SuccessPolicy | None:
-        """When a run counts as a success; None if every node has to succeed."""
+        """When a run counts as a success; None if every node must succeed."""
         return self.graph.success_policy
 
     @property
@@ -140,9 +143,9 @@ class WorkflowSpec(Generic[T]):
 
         ``workflow_id``: your own UUID; a second start with the same id returns the existing run.
         ``workflow_key``: any text; until the run with this key has ended, a second start returns that
-        run. ``key``: the key of the run's tasks whose functions declare none, instead of the
-        specification's. ``transaction``: your open psycopg, SQLAlchemy or Django connection; the run
-        commits or vanishes with it. Never raises for operational reasons.
+        run. ``key``: the key of all tasks of the run whose functions declare no key; it overrides the
+        specification's key. ``transaction``: your open psycopg, SQLAlchemy or Django connection; the run
+        commits or rolls back with it. Never raises for operational reasons.
 
         Example:
             handle = spec.start(workflow_key=f"order-{order_id}").unwrap()
@@ -163,7 +166,7 @@ class WorkflowSpec(Generic[T]):
         return await start_async(self, options)
 
     def retry_start(self, error: WorkflowStartError) -> WorkflowStartResult[WorkflowHandle[T]]:
-        """Repeat a start that failed with ENQUEUE_FAILED; the run is stored at most once."""
+        """Repeat a start after ENQUEUE_FAILED; the run is stored at most once."""
         options = replay_options(self, error)
         return options if isinstance(options, Err) else start(self, options.value)
 
@@ -175,7 +178,7 @@ class WorkflowSpec(Generic[T]):
         return options if isinstance(options, Err) else await start_async(self, options.value)
 
     def as_child(self, run_id: str) -> NewChild[T]:
-        """Describe a run of this workflow, for ``ctx.start`` in a durable function."""
+        """Return a run of this workflow as the child of a durable function, for ``ctx.start``."""
         return workflow_as_child(self, self.output, run_id)
 
     def __repr__(self) -> str:
@@ -191,10 +194,11 @@ class WorkflowSpec(Generic[T]):
 class WorkflowMaker:
     """``app.workflow``: creates specifications with an application's queues and broker.
 
-    ``tasks`` are the nodes. ``output`` is the node whose result is the workflow's result; if it is not
-    given, the result consists of the results of all end nodes, by node id. ``definition_key``
+    ``tasks`` are the nodes. ``output`` is the node whose result is the workflow's result; without an
+    output, the result consists of the results of all end nodes, by node id. ``definition_key``
     identifies the workflow across deployments; inside ``build_with`` it defaults to the class's key.
-    ``key`` is the key of the tasks whose functions declare none: a queue shares its children out by key.
+    ``key`` is the key of all tasks whose functions declare no key; a queue divides its child processes
+    between keys.
 
     Example:
         spec = app.workflow("report", [fetch, render], output=render, definition_key="report.v1")
@@ -240,7 +244,7 @@ class WorkflowMaker:
         definition_key: str | None = None,
         key: str | None = None,
     ) -> WorkflowSpec[Any]:
-        """Check the whole workflow and return its specification, or raise all mistakes at once."""
+        """Check the whole workflow and return its specification; raise all mistakes together."""
         call = _build_with.get()
         if definition_key is None and call is not None:
             definition_key = call.definition_key
@@ -258,7 +262,7 @@ class WorkflowMaker:
         )
 
     def accepts(self, spec: WorkflowSpec[Any]) -> bool:
-        """Return whether a specification belongs to this application, or to none yet."""
+        """Return whether a specification belongs to this application or to no application yet."""
         return spec.graph.producer in (None, self._producer)
 
     def adopt(self, spec: WorkflowSpec[T]) -> WorkflowSpec[T]:
@@ -274,7 +278,7 @@ class WorkflowMaker:
 
 @contextmanager
 def specs_made(definition_key: str | None) -> Iterator[list[WorkflowSpec[Any]]]:
-    """Collect the specifications created inside the block; the key is given to those without their own."""
+    """Collect the specifications created inside the block; give the key to specifications without a key."""
     outer = _build_with.get()
     call = _BuildWith(definition_key)
     token = _build_with.set(call)

@@ -1,1 +1,1 @@
-"""From nodes to a plan: check the graph, freeze it, write it as JSON."""
+"""Builds a plan from nodes: checks the graph, freezes it, and writes it as JSON."""

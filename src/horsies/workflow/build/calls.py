@@ -1,4 +1,4 @@
-"""Node calls: parameter names, missing parameters, the types of results passed on, arguments.
+"""Node calls: parameter names, missing parameters, the types of forwarded results, and arguments.
 
 A call's arguments are encoded as JSON here and never change afterwards.
 """
@@ -40,7 +40,7 @@ _NESTED_MEMBERS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class EncodedArguments:
-    """A node's arguments as JSON text and as read back; ``each`` is the parameter of a MapNode."""
+    """A node's arguments as JSON text and as decoded values; ``each`` is the parameter of a MapNode."""
 
     kwargs_json: str = "{}"
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class EncodedArguments:
 
 @dataclass(frozen=True, slots=True)
 class _Mistakes:
-    """One node's mistakes, added to those of the whole workflow."""
+    """One node's mistakes, collected with the mistakes of the whole workflow."""
 
     nodes: NodeIndex
     index: int
@@ -61,7 +61,7 @@ class _Mistakes:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One node and the signature it calls."""
+    """One node and the signature that it calls."""
 
     mistakes: _Mistakes
     node: CallingNode[Any]
@@ -69,7 +69,7 @@ class _Call:
     signature: CallSignature
 
     def is_readable(self, source: AnyNode) -> bool:
-        """Return whether a source's own mistakes, if any, leave its type readable."""
+        """Return whether a source's type can be read despite any mistakes in the source."""
         nodes = self.mistakes.nodes
         return nodes.position(source) in nodes.readable
 
@@ -233,7 +233,7 @@ def _check_results(call: _Call) -> None:
     node = call.node
     for name, source in node.args_from.items():
         if not call.is_readable(source):
-            continue  # reported by the checks of the shape or of the source
+            continue  # Other checks, of the shape or of the source, report this mistake.
         if _may_be_open(node) and name in call.signature.names.required:
             call.mistakes.add(
                 ErrorCode.WORKFLOW_INVALID_JOIN,
@@ -262,14 +262,14 @@ def _may_be_open(node: CallingNode[Any]) -> bool:
 
 
 def _result_misfit(call: _Call, name: str, source: AnyNode) -> tuple[str, str] | None:
-    """Return why a parameter cannot take a result, and the help; None if it can."""
+    """Explain why a parameter cannot take a result, with the help text; return None if it can."""
     names = call.signature.names
     if name not in names.spots and names.rest_keyword is None:
-        return None  # an unknown name, already reported
+        return None  # The unknown name has already been reported.
     annotation = call.signature.annotation_of(name)
     if annotation in (None, Any):
         if name not in names.spots:
-            return None  # **kwargs takes any result
+            return None  # **kwargs accepts any result.
         return (
             f"which is {'not annotated' if annotation is None else 'annotated Any'}",
             "annotate it T to take the value of that node, or TaskResult[T, TaskError] to take "
@@ -299,7 +299,7 @@ def _taken_type(source: AnyNode, annotation: Any) -> Any:
 
 
 def _failure_problem(call: _Call, name: str, source: AnyNode) -> str | None:
-    """Return the problem of a parameter that needs a value from a node that may fail and then has none."""
+    """Return the problem of a parameter that needs a value if the node that provides it may fail."""
     node, annotation = call.node, call.signature.annotation_of(name)
     if not node.allow_failed_deps or _may_be_open(node):
         return None

@@ -1,7 +1,7 @@
 """A graph: a workflow that has been checked as a whole and never changes again.
 
-It consists of copies: references lead from copy to copy, and arguments are JSON text. The user's own
-nodes receive their index and id, but nothing else. Plans and runs are built from graphs alone.
+It consists of copies of the user's nodes: copies refer to copies, and arguments are JSON text. The
+user's own nodes only get their index and id. Plans and runs are built from graphs alone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from horsies.workflow.nodes.nodes import (
 
 
 class Route(NamedTuple):
-    """A queue, and the priority within it."""
+    """A queue, and the priority in that queue."""
 
     queue_name: str
     priority: int
@@ -76,7 +76,7 @@ class Graph:
     success_policy: SuccessPolicy | None
     producer: Producer | None = None
     internal_route: Route | None = None
-    # The keys of the nodes' tasks, and the key of tasks without their own.
+    # The keys of the nodes' tasks, and the key for tasks that declare none.
     keys: tuple[str | None, ...] = ()
     key: str | None = None
 
@@ -91,8 +91,8 @@ def build_graph(
     producer: Producer | None = None,
     key: str | None = None,
 ) -> Graph:
-    """Check the whole workflow, then copy its nodes. If there are mistakes, raise all of them and
-    change no node.
+    """Check the whole workflow, then copy its nodes. If there are mistakes, raise all of them and leave
+    the nodes unchanged.
     """
     if not isinstance(tasks, Iterable) or isinstance(tasks, str | bytes | Mapping):
         raise WorkflowValidationError(
@@ -150,7 +150,7 @@ def _bad_key(name: str, problem: str) -> WorkflowValidationError:
 
 
 def key_problem(definition_key: object) -> str | None:
-    """Return why a value cannot be a definition key, or None."""
+    """Explain why a value cannot be a definition key, or return None."""
     if not isinstance(definition_key, str) or not definition_key.strip():
         return "has no definition_key"
     if not is_storable_name(definition_key):
@@ -190,7 +190,8 @@ def _conflicting_signals(nodes: NodeIndex) -> Iterator[HorsiesError]:
                 f"the same signal {node.name!r} with values of different types, "
                 f"{type_text(declared)} and {type_text(node.value_type)}.",
                 code=ErrorCode.TASK_INVALID_OPTIONS,
-                help_text="give both the same value_type, or one of them another signal name",
+                help_text="give both nodes the same value_type, or give one node another signal "
+                "name",
             )
 
 
@@ -225,12 +226,12 @@ class _Router:
         queues = config.queues()
         self._config = config
         self._queues = {queue.name: Route(queue.name, queue.priority) for queue in queues}
-        # A queue with a cap of 0 is paused.
+        # A cap of 0 pauses the queue.
         self._open = [queue.name for queue in queues if queue.max_concurrency != 0]
 
     def internal(self, routes: Iterable[Route]) -> Route:
         """Return the route for sub-workflows, sleeps and signals: the first queue of the workflow's
-        tasks, which workers must serve anyway, or else of the application.
+        tasks, because workers must serve it anyway, or else the application's first queue.
         """
         used = {route.queue_name for route in routes}
         names = [name for name in self._open if name in used] or self._open or [*self._queues]
@@ -277,8 +278,8 @@ def _copies(
     copies = tuple(object.__new__(type(node)) for node in nodes.members)
     by_original = {id(node): copy for node, copy in zip(nodes.members, copies, strict=True)}
     for index, (node, copy) in enumerate(zip(nodes.members, copies, strict=True)):
-        # The attributes are written directly into the dictionary, because guarding each would cost 4 µs
-        # per node.
+        # Write the attributes directly into the dictionary, because the guard would cost 4 µs per
+        # node.
         values = vars(copy)
         values.update(vars(node))
         values["waits_for"] = tuple(by_original[id(one)] for one in nodes.waits_for[index])

@@ -1,4 +1,4 @@
-"""The keys of nodes: those that their tasks declare, computed when the workflow is built."""
+"""The keys of nodes: the keys that their tasks declare, computed when the workflow is built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horsies.workflow.nodes.nodes import MapNode, TaskCallingNode
 def node_key(
     nodes: NodeIndex, index: int, kwargs: Mapping[str, Any], problems: list[HorsiesError]
 ) -> str | None:
-    """Return the key of a node's task, or None if it has none; a mistake is added to the problems."""
+    """Return the key of a node's task, or None if it has no key; add a mistake to the problems."""
     node = nodes.members[index]
     if index not in nodes.readable or not isinstance(node, TaskCallingNode):
         return None

@@ -1,5 +1,5 @@
 """Checks of one node's attributes: types, ranges and contradictions. Users may change a node until a
-workflow takes it, so these checks run when the workflow is built.
+workflow uses it, so these checks run when the workflow is built.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SPAN_MAX = timedelta(seconds=DELAY_SECONDS_MAX)
 
 
 class Problem(NamedTuple):
-    """A mistake in a node, phrased as the end of a sentence that begins with the node."""
+    """A mistake in a node, worded as the rest of a sentence that begins with the node."""
 
     code: ErrorCode
     text: str
@@ -76,7 +76,7 @@ _ATTRIBUTE_TYPES = {
 
 
 def type_problems(node: AnyNode) -> Iterator[Problem]:
-    """Find attributes of the wrong type; a node that has one cannot be checked further."""
+    """Find attributes of the wrong type; other checks then skip the node."""
     values = vars(node)
     for name, wanted in _ATTRIBUTE_TYPES.items():
         if name in values and not wanted.accepts(values[name]):

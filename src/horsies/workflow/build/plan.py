@@ -1,7 +1,7 @@
 """The plan: a workflow as a single JSON text from which the database creates a run.
 
-The text contains everything about the graph that the engine in the database will ever need: edges in
-both directions, who uses which results, queues, retries and deadlines.
+The text contains all facts about the graph that the engine in the database needs: edges in both
+directions, the users of each result, queues, retries and deadlines.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ EXPAND_TASK = "horsies.expand"
 SLEEP_TASK = "horsies.sleep"
 SIGNAL_TASK = "horsies.signal"
 
-# The built-in tasks are idempotent, so a worker's crash or stop is no reason to fail the node.
+# The built-in tasks are idempotent, so they are retried after a worker's crash or stop.
 INTERNAL_POLICY = RetryPolicy.fixed(
     [1, 5, 15],
     auto_retry_for=[OperationalErrorCode.WORKER_CRASHED, OperationalErrorCode.WORKER_STOPPED],
 )
 
-# The fields that make two requests different. Queues, priorities, retries and time limits are excluded
+# The fields by which two requests differ. Queues, priorities, retries and time limits are excluded
 # because they come from configuration; deadlines are excluded because they usually count from now.
 _FINGERPRINT_FIELDS = (
     *("node_id", "kind", "task_name", "task_kwargs", "inputs"),
@@ -60,7 +60,7 @@ _FINGERPRINT_FIELDS = (
 )
 
 
-# Marks the stored inputs of a node whose result a map may run over; see ``_encrypted``.
+# Marks the stored arguments of a node if a map may run over its result; see ``_encrypted``.
 _MAPPED = '"mapped":true'
 _NO_INPUTS = '{"args":{},"context":{}'
 
@@ -74,7 +74,7 @@ class HasGraph(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """The node, in a parent run, that a run belongs to."""
+    """The node of a parent run that started a child run."""
 
     workflow_id: str
     task_index: int
@@ -93,9 +93,9 @@ def plan(
 ) -> str:
     """Return the JSON text of a run to start, or raise an error if the workflow cannot be started.
 
-    ``key`` is the run's key instead of the specification's. ``workflow_id`` must be a UUID (HRS-032).
-    The workflow must have a definition key (HRS-016), and an application that has its queues must have
-    built it (HRS-014, HRS-015).
+    ``key`` overrides the specification's key. ``workflow_id`` must be a UUID (HRS-032). The workflow
+    needs a definition key (HRS-016), and must have been built by an application that has its queues
+    (HRS-014, HRS-015).
     """
     graph = spec.graph
     lane_key = graph.key if key is None else key
@@ -106,7 +106,7 @@ def plan(
         raise WorkflowValidationError(
             f"Workflow {graph.name!r} would be nested {depth} levels deep.",
             code=ErrorCode.WORKFLOW_CYCLE_DETECTED,
-            help_text=f"nest at most {NESTING_DEPTH_MAX} levels; does it contain itself?",
+            help_text=f"nest at most {NESTING_DEPTH_MAX} levels; does the workflow contain itself?",
         )
     own = to_json(
         {
@@ -124,7 +124,7 @@ def plan(
 
 
 def with_trace(plan_json: str, carrier: Mapping[str, str]) -> str:
-    """Return a plan whose tasks carry a span's context; its fingerprint stays the same."""
+    """Return a plan whose tasks have a span's context; the plan's fingerprint stays the same."""
     if not carrier:
         return plan_json
     run = json.loads(plan_json)
@@ -135,17 +135,16 @@ def with_trace(plan_json: str, carrier: Mapping[str, str]) -> str:
 
 
 def fingerprints(spec: HasGraph) -> tuple[str, ...]:
-    """Return the digests of the request: key, nodes, edges, arguments and policies. The first one is stored;
-    an equal request may have been stored with any of them.
-
-    They do not depend on the time, the run's id, or the order of edges and dict keys.
+    """Return the digests of the request: key, nodes, edges, arguments and policies. The first digest is
+    stored with a run; an equal request may have been stored with any of them. The digests do not depend
+    on the time, the run's id, or the order of edges and dict keys.
     """
     _refuse_incomplete(spec.graph)
     return _shared(spec.graph).fingerprints
 
 
 def read_workflow_id(workflow_id: object) -> str:
-    """Return an id as the database writes it; HRS-032 if it is not a UUID."""
+    """Return an id as the database writes it; raise HRS-032 if it is not a UUID."""
     stored = stored_form(workflow_id)
     if stored is None:
         raise WorkflowValidationError(
@@ -157,19 +156,19 @@ def read_workflow_id(workflow_id: object) -> str:
 
 
 class _Shared(NamedTuple):
-    """What the plans of all runs of a graph share: their fingerprints, and the rest of the text."""
+    """The parts that the plans of all runs of a graph share: the fingerprints, and the rest of the text."""
 
     fingerprints: tuple[str, ...]
     text: str
 
 
-# For five nodes, writing this part takes as long as a send.
+# Cached, because writing this part for five nodes takes as long as a send.
 _KNOWN: WeakKeyDictionary[Graph, _Shared] = WeakKeyDictionary()
 
 
 def _shared(graph: Graph) -> _Shared:
-    """Return the shared part of a graph's plans, written once. A run started by a task has its own,
-    because its nodes inherit the task's headers.
+    """Return the shared part of a graph's plans from the cache. A run started by a task gets its own
+    part, because its nodes inherit the task's headers.
     """
     if inherited_headers():
         return _write_shared(graph)
@@ -185,7 +184,8 @@ def _write_shared(graph: Graph) -> _Shared:
     digests = Digests(None if broker is None else broker.codec).known(_request(graph, nodes))
     if broker is not None and (payloads := Payloads.of(broker)):
         nodes = _encrypted(graph, nodes, payloads)
-    # Four times as fast as the json module, which would take 20 ms for a thousand nodes.
+    # String formatting is four times as fast as the json module, which takes 20 ms for a thousand
+    # nodes.
     text = to_json(
         {
             "name": graph.name,
@@ -200,8 +200,9 @@ def _write_shared(graph: Graph) -> _Shared:
 def _encrypted(
     graph: Graph, nodes: list[dict[str, Any]], payloads: Payloads
 ) -> list[dict[str, Any]]:
-    """Return the nodes with encrypted arguments. The database makes a task of each element of a list, so a
-    node that may have such a list as its result is marked: its elements are encrypted one by one.
+    """Return the nodes with encrypted arguments. A map's tasks are created in the database, one per
+    element of a list. A node that may return such a list is therefore marked, so that its elements are
+    encrypted one by one.
     """
     mapped = {node.get("map_over") for node in nodes} | {graph.output_index}
     return [
@@ -216,7 +217,7 @@ def _encrypted_kwargs(node: dict[str, Any], payloads: Payloads) -> str:
     text: str = node["task_kwargs"]
     if node["kind"] != "workflow":
         return payloads.encrypt(text)
-    # A worker reads the key to see whether it has the definition.
+    # The key stays readable, because a worker uses it to check whether it has the definition.
     head = _expansion_head(node["sub_definition_key"])
     return f"{head}{payloads.encrypt(text[len(head) : -1])}}}"
 
@@ -231,19 +232,19 @@ def _marked(node: dict[str, Any]) -> str:
 
 
 def is_mapped(inputs: str | None) -> bool:
-    """Whether the database may make a task of each element of this node's result."""
+    """Return whether a map may run over this node's result."""
     return inputs is not None and _MAPPED in inputs
 
 
 def _without_nulls(node: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that have a value: most nodes leave half of them unset, and the server reads
+    """Return the fields that have a value: most nodes leave half of them unset, and the server parses
     each one.
     """
     return {name: value for name, value in node.items() if value is not None}
 
 
 def _request(graph: Graph, nodes: list[dict[str, Any]]) -> bytes:
-    """The text that a request's digests are made of."""
+    """Return the text of a request from which its digests are computed."""
     parts = []
     for node in nodes:
         kwargs, dependencies = canonical(node["task_kwargs"]), sorted(node["dependencies"])
@@ -334,7 +335,7 @@ _NO_KIND_VALUES: dict[str, Any] = {
 
 @dataclass(slots=True)
 class _TaskOptions:
-    """The stored task options, encoded once regardless of how many nodes share them."""
+    """The stored task options, encoded once for all nodes that share them."""
 
     known: dict[tuple[int, int, datetime | None], tuple[str, int]] = field(default_factory=dict)
 
@@ -368,7 +369,7 @@ def _kind_values(graph: Graph, index: int, node: AnyNode, options: _TaskOptions)
             }
         case SubWorkflowNode():
             key = node.workflow_def.own_key()
-            # The arguments are already JSON text and must stay exactly as written.
+            # The arguments are already JSON text and must be kept byte for byte.
             kwargs = f"{_expansion_head(key)}{graph.kwargs_json[index]}}}"
             return {
                 "kind": "workflow",
@@ -419,7 +420,7 @@ def _task_values(
 def _internal_values(graph: Graph, task_name: str) -> dict[str, Any]:
     route = graph.internal_route
     assert route is not None
-    # The headers are for the sub-workflow.
+    # The headers are passed on to the sub-workflow.
     headers = inherited_headers() if task_name == EXPAND_TASK else None
     return {
         "task_name": task_name,
@@ -436,7 +437,7 @@ def _inputs(node: CallingNode[Any]) -> str | None:
     if not node.args_from and not node.workflow_ctx_from and element is None:
         return None
     context = sorted(node.workflow_ctx_from or (), key=_index)
-    # Sorted here rather than only for the fingerprint, because reading the text again costs more.
+    # Sort here for the plan and the fingerprint, because parsing the text again costs more.
     return to_json(
         {
             "args": {name: node.args_from[name].index for name in sorted(node.args_from)},
@@ -447,8 +448,8 @@ def _inputs(node: CallingNode[Any]) -> str | None:
 
 
 def _unwrapped_element(node: CallingNode[Any]) -> str | None:
-    """Return the element parameter of a map over another map, if it takes an item's value and not its
-    whole result.
+    """Return the element parameter of a map over another map, if the parameter takes an item's value
+    rather than its whole result.
     """
     if not isinstance(node, MapNode) or not isinstance(node.over, MapNode) or node.each is None:
         return None

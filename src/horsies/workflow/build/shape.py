@@ -1,7 +1,7 @@
 """The shape of a workflow: node ids, edges, cycles, joins, output and success cases.
 
-Without unique ids no error message could name a node, so errors in ids are raised first, apart from the
-others. The other checks are pure functions that yield every mistake they find.
+Error messages need unique ids to name a node, so errors in ids are raised first and separately. The
+other checks are pure functions that yield all mistakes.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class NodeIndex:
     """The nodes of a workflow by index, by id and by identity.
 
     ``waits_for`` holds unique dependencies, including the list that a MapNode runs over. A node with
-    attributes of the wrong type is not in ``readable``: only its own mistakes are reported, and other
-    checks skip it.
+    attributes of the wrong type is missing from ``readable``: its own mistakes are reported, and other
+    checks skip the node.
     """
 
     workflow_name: str
@@ -69,7 +69,9 @@ class NodeIndex:
                 return self.position(reference)
 
     def id_of(self, node: AnyNode) -> str:
-        """Return a node's id in this workflow; for a node outside it, its own id or its name."""
+        """Return a node's id in this workflow, or the node's own id or name if it is outside the
+        workflow.
+        """
         position = self.position(node)
         if position is not None:
             return self.ids[position]
@@ -180,14 +182,16 @@ def _id_problems(
             yield WorkflowValidationError(
                 f"The node id {node_id!r} of workflow {name!r} is used by nodes {first} and {index}.",
                 code=ErrorCode.WORKFLOW_DUPLICATE_NODE_ID,
-                help_text="give one of the two another node_id",
+                help_text="give one of the nodes another node_id",
             )
 
 
 def _repeated_nodes(
     name: str, nodes: Sequence[AnyNode], ids: Sequence[str]
 ) -> Iterator[WorkflowValidationError]:
-    """Find nodes listed more than once, each with its first id; a derived id differs at each position."""
+    """Find nodes that are listed more than once, each with its first id, because a derived id differs
+    per position.
+    """
     uses = Counter(map(id, nodes))
     for index, node in enumerate(nodes):
         if (count := uses.pop(id(node), 0)) > 1:
@@ -222,7 +226,7 @@ NOT_A_NODE = (
 def shape_problems(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
     """Find dependencies outside the workflow, cycles, bad joins, and sources that are not in waits_for.
 
-    A workflow without a root has an outside dependency or a cycle, which is what gets reported.
+    A workflow without a root has an outside dependency or a cycle, and that mistake is reported.
     """
     yield from _foreign_dependencies(nodes)
     for index in sorted(nodes.readable):
@@ -232,7 +236,7 @@ def shape_problems(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
 
 
 def _foreign_dependencies(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
-    """Find nodes that are not in the workflow; one that several nodes wait for counts as one mistake."""
+    """Find dependencies outside the workflow. A node that several nodes wait for counts as one mistake."""
     found: dict[int, tuple[AnyNode, list[str]]] = {}
     for index, others in enumerate(nodes.waits_for):
         for other in others:
@@ -342,7 +346,7 @@ def _unreachable(nodes: NodeIndex) -> set[int]:
 
 
 def _some_cycle(nodes: NodeIndex, waiting: set[int]) -> list[int]:
-    """Walk from dependency to dependency; among nodes that never start, the walk ends in a cycle."""
+    """Follow dependencies until a node repeats. Among nodes that never start, this always finds a cycle."""
     path: dict[int, int] = {}
     index = min(waiting)
     while index not in path:
@@ -369,7 +373,7 @@ def _nesting_problems(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
 
 
 def _endless_chain(node: object, above: tuple[type, ...], sound: set[type]) -> tuple[type, ...]:
-    """Return a path of definitions that contains itself or is too long; empty if there is none."""
+    """Return a path of nested definitions that contains itself or is too long, or an empty path."""
     if not isinstance(node, SubWorkflowNode):
         return ()
     definition: type = node.workflow_def

@@ -1,6 +1,7 @@
 """A task's workflow context: its node, and the results of other nodes.
 
-A worker's child passes ``workflow_ctx`` and ``workflow_meta`` to a task function that declares them.
+A worker's child process passes ``workflow_ctx`` and ``workflow_meta`` to a task function that declares
+them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class WorkflowMeta:
 class UpstreamResult:
     """A node's stored result, decoded on access.
 
-    ``codec`` is the codec of the node's task, if it is known; the codec of a node that the user passes
+    ``codec`` is the codec of the node's task, if known; if the user passes a node, the node's codec
     takes precedence.
     """
 
@@ -78,10 +79,8 @@ class WorkflowContext:
     """The summaries of listed sub-workflows, by node id."""
 
     def result_for(self, node: ValueNode[T] | NodeKey[T]) -> TaskResult[T, TaskError]:
-        """Return the result of a listed node; KeyError if the node is not listed.
-
-        For a skipped node the result is an error with UPSTREAM_SKIPPED; for a failed node it is the
-        node's own error.
+        """Return the result of a listed node; raise KeyError for any other node. A skipped node's result
+        is an error with UPSTREAM_SKIPPED; a failed node's result is the node's own error.
         """
         found = self.results[self._listed(node)]
         return found if isinstance(found, TaskResult) else _read(found, node)
@@ -91,7 +90,7 @@ class WorkflowContext:
         return node_id_of(node) in self.results
 
     def summary_for(self, node: SubWorkflowNode[T] | NodeKey[T]) -> SubWorkflowSummary[T]:
-        """Return the outcome of a listed sub-workflow node's child run; KeyError if there is none."""
+        """Return the outcome of a listed sub-workflow node's child run; raise KeyError if it has none."""
         node_id = self._listed(node)
         if node_id in self.summaries:
             return self.summaries[node_id]
@@ -101,7 +100,7 @@ class WorkflowContext:
         summary = SubWorkflowSummary[Any].model_validate_json(found.summary_json)
         if summary.status is not WorkflowStatus.COMPLETED:
             return summary
-        # The output is stored only once, as the node's result.
+        # The output is stored only as the node's result, so read it from there.
         return summary.model_copy(update={"output": self.result_for(node).ok})
 
     def has_summary(self, node: SubWorkflowNode[Any] | NodeKey[Any]) -> bool:

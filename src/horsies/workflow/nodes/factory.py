@@ -56,7 +56,8 @@ def from_node(
     Example:
         total = add.node()(a=from_node(first), b=from_node(second))
     """
-    # R follows from the parameter; "| Any" lets mypy infer it even where the parameter is not generic.
+    # R is inferred from the parameter; "| Any" lets mypy infer it even if the parameter is not
+    # generic.
     if isinstance(upstream, NODE_KINDS):
         return FromNode(upstream)
     raise WorkflowValidationError(
@@ -67,7 +68,7 @@ def from_node(
 
 
 class NodeOptions(TypedDict, total=False):
-    """The options of a node, apart from its task's parameters; see ``TaskNode``."""
+    """The options of a node, without its task's parameters; see ``TaskNode``."""
 
     waits_for: Sequence[AnyNode]
     args_from: Mapping[str, AnyNode]
@@ -85,7 +86,7 @@ class NodeOptions(TypedDict, total=False):
 
 
 class NodeFactory(Generic[P, T]):
-    """Creates nodes for one task with the options passed to ``task.node(...)``."""
+    """Creates nodes of one task, with the options passed to ``task.node(...)``."""
 
     __slots__ = ("_options", "_task")
 
@@ -117,14 +118,14 @@ class NodeFactory(Generic[P, T]):
         options = self._options
         args_from: Mapping[str, Any] = options.get("args_from") or {}
         if not is_list(options.get("waits_for", ())) or not isinstance(args_from, Mapping):
-            return options  # the workflow that takes the node reports the mistake
+            return options  # The workflow that uses the node reports the mistake.
         twice = [name for name in sources if name in args_from]
         if twice:
             raise WorkflowValidationError(
-                f"The parameter {twice[0]!r} of task {self._task.definition.name!r} is taken both "
-                "from from_node and from args_from.",
+                f"The parameter {twice[0]!r} of task {self._task.definition.name!r} is taken "
+                f"from both from_node and args_from.",
                 code=ErrorCode.WORKFLOW_KWARGS_ARGS_FROM_OVERLAP,
-                help_text="keep one of the two",
+                help_text="keep only one of them",
             )
         awaited = unique_by_identity((*options.get("waits_for", ()), *sources.values()))
         return {**options, "waits_for": list(awaited), "args_from": {**args_from, **sources}}

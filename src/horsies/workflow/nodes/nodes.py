@@ -35,7 +35,7 @@ from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, cached_by_annotatio
 
 T_co = TypeVar("T_co", covariant=True)
 R_co = TypeVar("R_co", covariant=True)
-# A signal without a declared type may carry any value; a key given as text may name any node.
+# An undeclared signal type accepts any value; a key given as text may name any node.
 V_co = TypeVar("V_co", covariant=True, default=Any)
 
 _ANYTHING: Any = Any
@@ -54,7 +54,7 @@ class RunnableTask(Protocol[T_co]):
 
 
 class YieldsValue(Protocol[T_co]):
-    """A specification as the type checker sees it: it has a result of this type."""
+    """A specification for the type checker: it has a result of this type."""
 
     def output_key(self) -> NodeKey[T_co] | None: ...
 
@@ -81,10 +81,11 @@ class BuildsWorkflow(Protocol[T_co]):
     def get_workflow_nodes(cls) -> list[tuple[str, Any]]: ...
 
 
-# No slots: before Python 3.12, a frozen class with slots cannot be called as NodeKey[int]("fetch").
+# Without slots, because before Python 3.12 a frozen class with slots cannot be called as
+# NodeKey[int]("fetch").
 @dataclass(frozen=True)
 class NodeKey(Generic[V_co]):
-    """The name under which a node's result is found in a run.
+    """The key of a node's result in a run.
 
     Example:
         ctx.result_for(NodeKey("fetch"))
@@ -94,31 +95,31 @@ class NodeKey(Generic[V_co]):
     """The id of the node."""
 
 
-# The hint for a node, or from_node(...), among the arguments of a send.
+# The hint in the error if a node or from_node(...) is among the arguments of a send.
 BELONGS_IN_A_WORKFLOW = "nodes and from_node(...) belong in task.node()(...)"
 
 
 class ValueNode(Protocol[T_co]):
-    """Any node as the type checker sees it: it has a value of this type."""
+    """Any node, for the type checker: it has a value of this type."""
 
     def key(self) -> NodeKey[T_co]:
-        """Return the name under which the node's result is found."""
+        """Return the key of the node's result."""
 
 
 class WholeResult(Protocol[R_co]):
-    """Any node as the type checker sees it: a parameter may take its whole result."""
+    """Any node, for the type checker: a parameter may take its whole result."""
 
     def _whole(self) -> R_co: ...
 
 
 class ItemValues(Protocol[R_co]):
-    """A map as the type checker sees it: a parameter can take the list of its items' values."""
+    """A map, for the type checker: a parameter can take the list of its items' values."""
 
     def _values(self) -> R_co: ...
 
 
 class OptionalItemValues(Protocol[R_co]):
-    """A map whose items may fail: a parameter takes None in place of a failed item's value."""
+    """A map whose items may fail, for the type checker: a failed item's value is None."""
 
     def _optional_values(self) -> R_co: ...
 
@@ -167,16 +168,16 @@ class Node(Generic[R_co]):
         object.__delattr__(self, name)
 
     def __repr__(self: Any) -> str:
-        # Arguments may be secret, so they are not shown.
+        # Omit the arguments, because they may be secret.
         return f"{type(self).__name__}({self.name!r}, node_id={self.node_id!r})"
 
     def key(self: Any) -> NodeKey[R_co]:
-        """Return the name under which the node's result is found; HRS-003 while the node has no id."""
+        """Return the key of the node's result; raise HRS-003 while the node has no id."""
         if self.node_id is None:
             raise WorkflowValidationError(
                 f"The node {self.name!r} has no id yet.",
                 code=ErrorCode.WORKFLOW_INVALID_NODE_ID,
-                help_text="give it a node_id, or ask after the workflow was built",
+                help_text="give it a node_id, or read the key after the workflow is built",
             )
         return NodeKey(self.node_id)
 
@@ -212,9 +213,9 @@ class TaskCallingNode(CallingNode[R_co], Generic[T_co, R_co]):
     priority: int | None = None
     """The priority, instead of the queue's."""
     good_until: datetime | None = None
-    """The time by which the node's task must start."""
+    """The latest time at which the node's task may start."""
     expires_in: timedelta | None = None
-    """How long after being enqueued the node's task must start."""
+    """How long the node's task may wait, once enqueued, before it starts."""
     timeout_ms: int | None = None
     """The time limit of each attempt, instead of the task's own."""
     retry_policy: RetryPolicy | None = None
@@ -223,8 +224,8 @@ class TaskCallingNode(CallingNode[R_co], Generic[T_co, R_co]):
     @property
     def name(self) -> str:
         """The name of the task."""
-        # Until a workflow rejects it, a node may hold something other than a task, and repr() must work
-        # for it.
+        # Until a workflow rejects it, a node may contain a value that is not a task, and repr()
+        # must still work.
         definition: TaskDefinition | None = getattr(self.fn, "definition", None)
         return own_name(self.fn) if definition is None else definition.name
 
@@ -240,11 +241,11 @@ class TaskNode(TaskCallingNode[T_co, T_co]):
 
 @dataclass(eq=False, repr=False)
 class MapNode(TaskCallingNode[T_co, list[TaskResult[T_co, TaskError]]]):
-    """One task per element of the list that another node returns; the results are in the same order.
+    """Runs one task per element of another node's list; the results have the order of the list.
 
     ``each`` names the parameter that takes the element; by default, it is the only required parameter
-    without another source. At most ``max_parallel`` tasks run at the same time. One failed task fails
-    the node, unless ``allow_failed_items`` is set.
+    without another source. At most ``max_parallel`` tasks run at the same time. A failed task fails the
+    node, unless ``allow_failed_items`` is set.
 
     Example:
         pages = MapNode(fetch, over=urls, each="url", max_parallel=10)
@@ -288,7 +289,7 @@ class SubWorkflowNode(CallingNode[T_co]):
 
 @dataclass(eq=False, repr=False)
 class SleepNode(Node[None]):
-    """A pause in the graph, for a number of seconds or until a given time; it occupies no worker.
+    """A pause in the graph, for some seconds or until a given time, without occupying a worker.
 
     Example:
         pause = SleepNode(3600, waits_for=[reminder])
@@ -308,10 +309,9 @@ class SleepNode(Node[None]):
 
 @dataclass(eq=False, repr=False)
 class SignalNode(Node[V_co]):
-    """A wait for ``handle.signal(name, value)``; the value sent is the node's value.
-
-    A signal that arrives early is kept. ``timeout`` counts from when the node's dependencies are met;
-    once it has passed, the node fails with SIGNAL_TIMEOUT.
+    """Waits for ``handle.signal(name, value)``; the sent value becomes the node's value. An early signal
+    is stored. ``timeout`` starts when the node's dependencies are met; after it, the node fails with
+    SIGNAL_TIMEOUT.
 
     Example:
         approval = SignalNode("approve", value_type=bool, timeout=timedelta(days=2))
@@ -337,16 +337,14 @@ NodeReference: TypeAlias = AnyNode | NodeKey[object] | str
 
 
 class OnError(StrEnum):
-    """How a failed node affects its run.
-
-    FAIL lets the graph run as far as it can and then fails the run; PAUSE pauses the run immediately
-    until it is resumed.
+    """How a failed node affects its run. FAIL runs all nodes that can still run and then fails the run;
+    PAUSE pauses the run immediately until it is resumed.
     """
 
     FAIL = "fail"
-    """The graph runs as far as it can, then the run fails."""
+    """All nodes that can still run do so; then the run fails."""
     PAUSE = "pause"
-    """The run is paused at once and waits to be resumed."""
+    """The run is paused immediately and waits to be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +361,7 @@ class SuccessCase:
 
 @dataclass(frozen=True, slots=True)
 class SuccessPolicy:
-    """A run succeeds if all required nodes of any one case completed.
+    """A run succeeds if all required nodes of at least one case completed.
 
     ``optional`` nodes may fail without pausing a run whose ``on_error`` is PAUSE.
 
@@ -372,18 +370,18 @@ class SuccessPolicy:
     """
 
     cases: Sequence[SuccessCase]
-    """The cases, any one of which makes the run a success."""
+    """The cases; one met case makes the run a success."""
     optional: Sequence[NodeReference] | None = None
     """Nodes whose failure does not pause the run."""
 
 
 def own_name(thing: object) -> str:
-    """Return the name of a function or class, or of the type of anything else."""
+    """Return the name of a function or class, or the type name of any other value."""
     return getattr(thing, "__name__", None) or type(thing).__name__
 
 
 def node_id_of(node: object) -> str | None:
-    """Return the id of a node or key, or None if it has none; TypeError for anything else."""
+    """Return the id of a node or key, or None without an id; raise TypeError for any other value."""
     if isinstance(node, (NodeKey, *NODE_KINDS)):
         return node.node_id
     raise TypeError(f"expected a node or a NodeKey, not {type(node).__name__}")
@@ -397,12 +395,12 @@ NODE_WITHOUT_ID = (
 
 
 def unique_by_identity(nodes: Collection[AnyNode] | None) -> tuple[AnyNode, ...]:
-    """Return the nodes in order, each once; nodes that look equal are still different nodes."""
+    """Return the nodes in order without duplicates; equal nodes that are distinct objects all stay."""
     return tuple({id(node): node for node in nodes or ()}.values())
 
 
 def is_list(value: object) -> bool:
-    """Accept any container that can be read repeatedly; reject a node, text or generator."""
+    """Accept any container that can be iterated repeatedly; reject a node, text or generator."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
 
 
@@ -415,7 +413,7 @@ def is_definition(candidate: object) -> bool:
 
 
 def value_type(node: AnyNode) -> Any:
-    """Return the declared type of a node's value; UNKNOWN_TYPE if none is declared."""
+    """Return the declared type of a node's value, or UNKNOWN_TYPE."""
     match node:
         case TaskNode():
             return node.fn.definition.results.ok_type
@@ -433,14 +431,16 @@ def value_type(node: AnyNode) -> Any:
 
 
 def result_codec(node: AnyNode) -> ResultCodec | None:
-    """Return the codec for a node's result; None if its type is not declared."""
+    """Return the codec for a node's result, or None if its type is not declared."""
     if isinstance(node, TaskNode):
         return node.fn.definition.results
     declared = value_type(node)
     return None if declared is UNKNOWN_TYPE else codec_for(declared)
 
 
-@cached_by_annotation(512)  # building a codec takes milliseconds
+@cached_by_annotation(512)  # Building a codec takes milliseconds, so codecs are cached.
 def codec_for(declared: Any) -> ResultCodec:
-    """Return the codec for results with values of this type; ValueError if JSON cannot hold them."""
+    """Return the codec for results with values of this type; raise ValueError if JSON cannot represent
+    them.
+    """
     return ResultCodec.of(declared, TaskError)

@@ -1,8 +1,7 @@
-"""Compatibility of annotations: may a value of one type be used where another is declared?
-
-Annotations are compared as declared, before anything runs, so that a graph whose parts do not fit
-together is rejected when it is built. Undecidable cases are accepted, because the value itself is
-checked again when it is read.
+"""Compatibility of annotations: decides whether a value of one type may be used where another type is
+declared. Annotations are compared when a graph is built, so that a graph with mismatched types is
+rejected before it runs. Undecidable cases are accepted, because values are checked again when they are
+read.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ UNKNOWN_TYPE: Final = UnknownType.UNKNOWN_TYPE
 
 
 def cached_by_annotation(size: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Cache a function of annotations; results for an annotation with an unhashable member are not cached."""
+    """Cache a function of annotations; an annotation with an unhashable member bypasses the cache."""
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
         cached = functools.lru_cache(size)(function)
@@ -44,7 +43,7 @@ def cached_by_annotation(size: int) -> Callable[[Callable[..., T]], Callable[...
     return decorate
 
 
-# A thousand nodes compare the same few annotations; analysing them costs 10 µs each time.
+# Cached, because a thousand nodes compare the same few annotations, and each analysis costs 10 µs.
 @cached_by_annotation(2_048)
 def fits(source: Any, target: Any) -> bool:
     """Return whether every value of the source annotation is valid for the target annotation. Equal
@@ -67,8 +66,8 @@ def fits(source: Any, target: Any) -> bool:
 def result_targets(annotation: Any) -> Sequence[Any]:
     """Return the value types of the results that an annotation accepts, if any.
 
-    ``TaskResult[int, TaskError] | None`` yields ``[int]``. A result whose error type is narrower than
-    TaskError does not count, because any library error may arrive.
+    ``TaskResult[int, TaskError] | None`` yields ``[int]``. A result type with a narrower error type than
+    TaskError is left out, because the library may return any error.
     """
     return tuple(value for branch in _branches(annotation) for value in _result_values(branch))
 
@@ -96,7 +95,7 @@ def admits_none(annotation: Any) -> bool:
 
 
 def element_type(annotation: Any) -> Any:
-    """Return the element type of a list annotation; UNKNOWN_TYPE for any other annotation."""
+    """Return the element type of a list annotation, or UNKNOWN_TYPE for any other annotation."""
     plain = _plain(bare(annotation))
     if plain is Any or plain is list:
         return Any
@@ -124,7 +123,7 @@ def _result_values(branch: Any) -> list[Any]:
 
 
 def _plain(annotation: Any) -> Any:
-    """Return an annotation without metadata, new type names and type variables."""
+    """Strip metadata, new type names and type variables from an annotation."""
     if annotation is None:
         return types.NoneType
     if get_origin(annotation) is Annotated:
@@ -154,7 +153,7 @@ def _class_fits(source: Any, target: Any) -> bool:
         return True
     try:
         is_subclass = issubclass(source_class, target_class)
-    except TypeError:  # protocols and typed dictionaries do not support issubclass
+    except TypeError:  # Protocols and typed dictionaries do not support issubclass.
         is_subclass = True
     return is_subclass and _arguments_fit(source, target)
 

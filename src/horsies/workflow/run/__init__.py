@@ -1,1 +1,1 @@
-"""Workflow runs: start, wait for, control, list and draw them."""
+"""Starts, awaits, controls, lists and draws workflow runs."""

@@ -1,4 +1,4 @@
-"""Workflows as children of durable functions: how ``ctx.start`` starts one, and ``ctx.result`` reads it."""
+"""Workflows as children of durable functions, started by ``ctx.start`` and read by ``ctx.result``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from horsies.workflow.run.start import StartOptions, prepare, stored_run
 
 
 def workflow_as_child(spec: HasGraph, output: AnyNode | None, run_id: str) -> NewChild[Any]:
-    """A workflow as the child of a durable function; DurableMisuse without an output."""
+    """Return a workflow as the child of a durable function; raise DurableMisuse if it has no output."""
     name = spec.graph.name
     if output is None:
         raise DurableMisuse(
@@ -45,7 +45,7 @@ def _launched(spec: HasGraph, run_id: str) -> Launch:
 
 
 def _outcome(workflow_id: str) -> Script[Outcome | None]:
-    """The JSON text of the output of an ended run, or its failure; None while it is open."""
+    """Return the JSON text of an ended run's output, or its failure; return None while the run is open."""
     rows: list[RunOutcome] = yield read_runs([workflow_id], RESULT_BYTES_MAX)
     if not rows:
         text = f"Workflow {workflow_id} does not exist; it was deleted before its result was read."

@@ -1,8 +1,9 @@
-"""Run control: wait for a run, and scripts that read, pause, resume, retry, cancel or signal it.
+"""Run control: waits for a run, and scripts that read, pause, resume, retry, cancel or signal a run.
 
 Handles, the module functions and the operator's commands run the same scripts. Each script is one
-statement on the server, for any number of nodes; the server decides a run's next state while holding
-the lock on its tree. Answers are values. A wait that ends early is removed from the broker's waiters.
+statement on the server, for any number of nodes; the server decides a run's next state while holding the
+lock on its tree. Scripts return errors as values. A wait that ends early is removed from the broker's
+waiters.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ from horsies.workflow.run.results import run_info, write_error
 T = TypeVar("T")
 
 CONTROL = BrokerErrorCode.MONITORING_QUERY_FAILED
-# How many runs below a run are read, at most, to describe it.
+# The maximum number of descendant runs to read for the description of a run.
 FAMILY_MAX = 1_000
 
-# Programming errors and damaged data; any other exception comes from the database.
+# Programming errors and damaged data; any other exception is a database error.
 _INTERNAL_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -140,7 +141,7 @@ def _refusal(refusal: Err[HandleOperationError]) -> Script[HandleResult[T]]:
 
 
 def _unwrap(workflow_id: str, done: BrokerResult[HandleResult[T]]) -> HandleResult[T]:
-    """Return a script's answer, or the failure of the broker that ran it."""
+    """Return a script's value, or the failure of the broker that ran it."""
     return Err(operation_failed(workflow_id, done.value)) if isinstance(done, Err) else done.value
 
 
@@ -186,13 +187,15 @@ def nodes_script(run_id: str) -> Script[HandleResult[list[NodeRow]]]:
 
 
 def pause_script(run_id: str) -> Script[HandleResult[bool]]:
-    """RUNNING -> PAUSED; False in any other status."""
+    """Change RUNNING to PAUSED; return False in any other status."""
     (row,) = yield pause_run(run_id)
     return no_such_run(run_id) if row.answer is None else Ok(row.answer == WorkflowStatus.RUNNING)
 
 
 def resume_script(run_id: str, *, retry_failed: bool) -> Script[HandleResult[bool]]:
-    """PAUSED -> RUNNING; with ``retry_failed`` also FAILED -> RUNNING, and failed nodes are retried."""
+    """Change PAUSED to RUNNING; with ``retry_failed`` also change FAILED to RUNNING and retry failed
+    nodes.
+    """
     (row,) = yield resume_retrying_run if retry_failed else resume_run, RunId(run_id)
     if row.answer is None:
         return no_such_run(run_id)
@@ -202,7 +205,7 @@ def resume_script(run_id: str, *, retry_failed: bool) -> Script[HandleResult[boo
 def cancel_script(
     run_id: str, *, interrupt: bool, reason: str | None
 ) -> Script[HandleResult[bool]]:
-    """Any open status -> CANCELLED; False for a run that has ended, which does not change."""
+    """Change any open status to CANCELLED; return False for an ended run, which does not change."""
     error = TaskError(
         error_code=OutcomeCode.WORKFLOW_CANCELLED,
         message=f"Workflow {run_id} was cancelled{f': {reason}' if reason else '.'}",
@@ -215,7 +218,7 @@ def cancel_script(
 
 
 def retry_script(run_id: str, node_ids: Sequence[str] | None) -> Script[HandleResult[None]]:
-    """Retry failed nodes, these or all of them; see ``horsies_retry_v1``."""
+    """Retry the given failed nodes, or all of them; see ``horsies_retry_v1``."""
     (row,) = yield retry_run(run_id, node_ids)
     if row.answer == "NO_FAILED_NODE" and node_ids:
         node_id = node_ids[0]
@@ -254,7 +257,7 @@ def _retry_result(workflow_id: str, answer: str | None) -> HandleResult[None]:
 def signal_script(
     run_id: str, name: str, value: object, declared: Any
 ) -> Script[HandleResult[SignalDelivery]]:
-    """Send a value of the declared type to the first node that waits, or will wait, for this name."""
+    """Send a value of the declared type to the first node that waits, or will wait, for this signal."""
     text = _encode_signal(name, value, declared)
     if isinstance(text, CodecError):
         message = f"The signal {name!r} was not sent: {text.message}"
@@ -279,13 +282,13 @@ def signal_script(
 def _encode_signal(name: object, value: object, declared: Any) -> str | CodecError:
     if not isinstance(name, str):
         return CodecError(f"its name is of type {type(name).__name__}, not text.", "name")
-    # No node can be built with such a name, and the database does not accept every such name.
+    # No node can have such a signal name, and the database rejects some of these names.
     if not name.isprintable():
-        return CodecError("its name holds characters that cannot be printed.", "name")
+        return CodecError("its name has characters that cannot be printed.", "name")
     return _signal_form(declared).encode(value)
 
 
-@cached_by_annotation(128)  # building a form takes milliseconds
+@cached_by_annotation(128)  # Building a form takes milliseconds, so forms are cached.
 def _signal_form(declared: Any) -> JsonForm:
     return JsonForm(ValueShape(Part("value", declared)))
 
@@ -296,7 +299,7 @@ def wait_for_run(
     until: frozenset[WorkflowStatus],
     timeout_ms: int | None,
 ) -> HandleResult[RunOutcome]:
-    """Wait until a run has one of these statuses or a terminal one. 0 reads once, None waits forever."""
+    """Wait until a run has one of these statuses or a terminal one. 0 checks once, None waits forever."""
     if timeout_ms != 0 and is_loop_running():
         message = "This would block the running event loop; await the ..._async method instead."
         return refused(workflow_id, HandleErrorCode.LOOP_RUNNER_FAILED, message)
@@ -310,7 +313,7 @@ def wait_for_run(
         stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0
     )
     try:
-        # The wait itself raises nothing; an exception here comes from the caller's own signal handlers.
+        # The wait itself does not raise; an exception here comes from the caller's signal handlers.
         wait_for(future, seconds_to_wait(timeout_ms))
     finally:
         unread = broker.waiters.forget(stored, future)
@@ -382,7 +385,7 @@ async def pause_workflow(broker: PostgresBroker, workflow_id: str) -> HandleResu
 
 
 def pause_workflow_sync(broker: PostgresBroker, workflow_id: str) -> HandleResult[bool]:
-    """``pause_workflow`` for code without an event loop."""
+    """Pause a run by its id, in code without an event loop."""
     return change(broker, workflow_id, "pause_run", pause_script)
 
 
@@ -397,6 +400,6 @@ async def resume_workflow(
 def resume_workflow_sync(
     broker: PostgresBroker, workflow_id: str, *, retry_failed: bool = False
 ) -> HandleResult[bool]:
-    """``resume_workflow`` for code without an event loop."""
+    """Resume a run by its id, in code without an event loop."""
     script = partial(resume_script, retry_failed=retry_failed)
     return change(broker, workflow_id, "resume_run", script)

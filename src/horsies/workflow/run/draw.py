@@ -1,8 +1,7 @@
-"""Drawing: a run's graph as lines of text for a terminal.
-
-Pure: nodes become pieces of text, each with a style name; the caller chooses the colours. A node is
-drawn below the last node that every path to it passes through: branches are indented, and the node that
-joins them continues at the left and names its dependencies.
+"""Draws a run's graph as lines of text for a terminal. Pure functions turn nodes into pieces of text
+with style names; the caller chooses the colours. A node is drawn below its dominator, which is the last
+node on every path to it. Branches are indented; the node that joins them continues at the left and names
+its dependencies.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from horsies.states import WORKFLOW_TASK_TERMINAL_STATES, WorkflowStatus
 from horsies.words import elapsed
 from horsies.workflow.run.listing import RunReport
 
-# A node with more branches than this, or a row with more steps, is folded to the notable ones.
+# With more branches than this, or more steps in a row, a node's drawing is folded to the notable
+# ones.
 FOLD_ABOVE = 12
 INDENT_MAX = 12
 _NOTABLE_MAX = 5
@@ -73,7 +73,7 @@ ASCII_SYMBOLS = Symbols(
 
 
 def draw(report: RunReport, *, symbols: Symbols = SYMBOLS, fold: bool = True) -> list[Line]:
-    """Return a run's title and the lines of its graph; long repetitions are folded.
+    """Return a run's title and the lines of its graph, with long repetitions folded.
 
     Example:
         for line in draw(report):
@@ -86,7 +86,7 @@ def draw(report: RunReport, *, symbols: Symbols = SYMBOLS, fold: bool = True) ->
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """Branches or steps that are not shown one by one."""
+    """Branches or steps that are counted instead of drawn."""
 
     count: int
     statuses: Counter[str]
@@ -94,7 +94,7 @@ class _Gap:
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """The runs and settings of one drawing."""
+    """The runs and settings of a drawing."""
 
     runs: Mapping[str, RunRow]
     nodes: Mapping[str, Sequence[TreeNode]]
@@ -112,7 +112,7 @@ class _Drawing:
         return self.runs.get(node.sub_workflow_id or "")
 
     def _trunk(self, tree: _Tree, starts: Sequence[int], depth: int) -> Iterator[Line]:
-        """Draw everything below one node: its branches, the node that joins them, and so on."""
+        """Draw everything below a node: its branches, the node that joins them, and so on."""
         steps = list(tree.steps(starts, widest=depth >= INDENT_MAX))
         for step in self._fold(steps, lambda step: step.statuses(tree)):
             if isinstance(step, _Gap):
@@ -127,7 +127,7 @@ class _Drawing:
         for place, branch in enumerate(shown):
             is_last = place == len(shown) - 1 and step.then is None
             head, rail = self.symbols.branch, self.symbols.rail
-            if place == 0 and step.after == _RUN:  # no node is above the first root
+            if place == 0 and step.after == _RUN:  # The first root has no node above it.
                 head = self.symbols.first_branch
             if is_last:
                 head, rail = self.symbols.last_branch, " " * len(rail)
@@ -171,7 +171,7 @@ class _Drawing:
     def _fold(
         self, parts: Sequence[Part], statuses: Callable[[Part], Counter[str]]
     ) -> list[Part | _Gap]:
-        """Replace most of a long row with a count; its ends and notable nodes stay."""
+        """Replace most of a long row with a count; keep its first, last and notable nodes."""
         if not self.fold or len(parts) <= FOLD_ABOVE:
             return list(parts)
         found = [statuses(part) for part in parts]
@@ -208,7 +208,7 @@ class _Step:
 
 
 class _Tree:
-    """A graph as a tree: each node hangs below the last node that every path to it passes through.
+    """A graph as a dominator tree: the parent of a node is the last node on every path to it.
 
     Nodes are identified by position; the run itself is the root.
     """
@@ -227,7 +227,7 @@ class _Tree:
         self._counts: dict[int, Counter[str]] = {}
 
     def _last_common(self, places: Sequence[int]) -> int:
-        """Return the lowest node above all of these; a single node is returned unchanged."""
+        """Return the lowest common ancestor of these nodes; return a single node unchanged."""
         found = places[0] if places else _RUN
         for other in places[1:]:
             while found != other:
@@ -246,7 +246,7 @@ class _Tree:
         return self._counts[place]
 
     def steps(self, starts: Sequence[int], *, widest: bool) -> Iterator[_Step]:
-        """Walk down as long as a single node continues the trunk and joins all its siblings."""
+        """Walk down while a single node continues the trunk and joins all its siblings."""
         after = self.above[starts[0]] if starts else _RUN
         lower: Sequence[int] = starts
         while lower:
@@ -262,12 +262,12 @@ class _Tree:
         last = siblings[-1]
         if self._joined_by(last, set(siblings)) == set(siblings) - {last}:
             return last
-        if widest:  # more indentation would push the drawing out of the window
+        if widest:  # More indentation would exceed the width of the window.
             return max(siblings, key=lambda place: self.statuses(place).total())
         return None
 
     def _joined_by(self, place: int, siblings: set[int]) -> set[int]:
-        """Return the siblings whose branches lead to this node, directly or through others."""
+        """Return the siblings whose branches lead to this node, directly or indirectly."""
         joined: set[int] = set()
         waiting = [place]
         while waiting:
@@ -327,14 +327,14 @@ def _title(run: RunRow, rows: Sequence[TreeNode]) -> Line:
 
 
 def shown_status(row: TreeNode, run: RunRow, child: RunRow | None) -> str:
-    """Return the status to show: PAUSED for a node that a paused run holds back."""
+    """Return the status to show: PAUSED for a node that waits because its run is paused."""
     run_of_task = child if row.status == "RUNNING" else run
     is_paused = run_of_task is not None and run_of_task.status == WorkflowStatus.PAUSED
     return "PAUSED" if is_paused and row.status in ("ENQUEUED", "READY", "RUNNING") else row.status
 
 
 def node_label(row: TreeNode) -> str:
-    """Return a node's task, or its kind together with the name that matters."""
+    """Return a node's task name, or its kind with its most relevant name."""
     match row.kind:
         case "workflow":
             return f"workflow {row.sub_workflow_name}"

@@ -1,7 +1,6 @@
-"""WorkflowHandle: wait for a run, read its results and control it.
-
-Only ``result`` raises for operational reasons: results are ``TaskResult``s, and everything else is a
-``HandleResult``. The sync and async forms of a method run the same script.
+"""WorkflowHandle: waits for a run, reads its results and controls it. Operational errors are raised only
+by ``result``; other methods return a ``TaskResult`` or a ``HandleResult``. The sync and async forms of a
+method run the same script.
 """
 
 from __future__ import annotations
@@ -66,12 +65,12 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 _ENDED = frozenset({"COMPLETED", "FAILED", "SKIPPED"})
-# The statuses in which get returns: the run has ended, or will not continue by itself.
+# The statuses in which get returns: the run has ended, or will not continue on its own.
 _READABLE = WORKFLOW_TERMINAL_STATES | {WorkflowStatus.PAUSED}
 
 
 class _RunTypes:
-    """A run's result types: either passed in, or derived from its nodes when first needed."""
+    """A run's result types: passed in, or derived from its nodes when first needed."""
 
     __slots__ = ("_find", "known")
 
@@ -84,13 +83,13 @@ class _RunTypes:
         return self._find is not None
 
     def of(self, rows: list[NodeRow]) -> ResultTypes:
-        """Return the types, derived from the run's nodes unless they are known."""
+        """Return the known types, or types derived from the run's nodes."""
         if self._find is not None:
             self.known, self._find = self._find(rows), None
         return self.known
 
     def script(self, run_id: str) -> Script[ResultTypes]:
-        """Return the types, after reading the run's nodes if necessary."""
+        """Return the types; read the run's nodes first if necessary."""
         return self.of((yield read_nodes(run_id))) if self.are_unread else self.known
 
 
@@ -103,8 +102,8 @@ class WorkflowHandle(Generic[T]):
         if result.is_ok():
             print(result.ok_value)
 
-    A handle that you create from an id reads values as plain JSON, and the result as ``output_type`` if
-    you pass one; ``app.workflow_handle(workflow_id)`` finds the types by itself.
+    A handle created from an id decodes values as plain JSON, and the result as ``output_type`` if it is
+    given; ``app.workflow_handle(workflow_id)`` finds the types itself.
     """
 
     __slots__ = ("_cached", "_output", "_types", "broker", "workflow_id")
@@ -130,7 +129,7 @@ class WorkflowHandle(Generic[T]):
     # Waiting
 
     def get(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
-        """Wait for the result and return it; 0 reads once without waiting, None waits forever.
+        """Wait for the result and return it; 0 checks once without waiting, None waits forever.
 
         Never raises. A failed, cancelled or expired run returns its error; a paused run returns
         WORKFLOW_PAUSED immediately. Other errors: WAIT_TIMEOUT, RESULT_NOT_READY (with 0),
@@ -158,7 +157,7 @@ class WorkflowHandle(Generic[T]):
         return done.unwrap_or_else(as_error_result)
 
     def result(self, timeout_ms: int | None = None) -> T:
-        """Wait for the run and return its output's value, or raise as ``TaskHandle.result`` does."""
+        """Wait for the run and return its output's value; raise errors as ``TaskHandle.result`` does."""
         return value_or_raise(self.workflow_id, self.get(timeout_ms))
 
     async def result_async(self, timeout_ms: int | None = None) -> T:
@@ -172,8 +171,8 @@ class WorkflowHandle(Generic[T]):
     ) -> HandleResult[WorkflowStatus]:
         """Wait for one of these statuses and return it; PAUSED ends the wait only if listed.
 
-        A terminal status ends the wait even if it is not listed. Returns WAIT_TIMEOUT when the time is
-        up; 0 reads once.
+        A terminal status ends the wait even if it is not listed. Returns WAIT_TIMEOUT after the timeout;
+        0 checks once.
 
         Example:
             handle.wait(until={WorkflowStatus.PAUSED}, timeout_ms=60_000)
@@ -209,8 +208,7 @@ class WorkflowHandle(Generic[T]):
         return await self._perform_async(control.info_script)
 
     def result_for(self, node: ValueNode[V] | NodeKey[V]) -> TaskResult[V, TaskError]:
-        """Return the result of one node; never waits. A large result takes a second query.
-
+        """Return the result of one node without waiting. A large result takes a second query. Errors:
         RESULT_NOT_READY while there is no result, UPSTREAM_SKIPPED for a skipped node, RESULT_TOO_LARGE
         above 1 GiB, NODE_NOT_FOUND, WORKFLOW_NOT_FOUND, and WORKFLOW_CTX_MISSING_ID for a node that was
         not built into a workflow.
@@ -226,7 +224,8 @@ class WorkflowHandle(Generic[T]):
     def results(self) -> HandleResult[dict[str, TaskResult[Any, TaskError]]]:
         """Return the available results of all nodes, by node id.
 
-        A result above 1 GiB, and any result beyond the first 1 GiB in total, is RESULT_TOO_LARGE instead.
+        RESULT_TOO_LARGE replaces each result above 1 GiB, and all results beyond the first 1 GiB in
+        total.
         """
         return self._perform(self._results_script)
 
@@ -259,9 +258,8 @@ class WorkflowHandle(Generic[T]):
     # Control
 
     def pause(self, *, reason: str | None = None) -> HandleResult[bool]:
-        """Pause the run and the runs below it; True if it was RUNNING.
-
-        Running tasks continue and their results are kept; no other task or retry starts.
+        """Pause the run and the runs below it; return True if the run was RUNNING. Running tasks
+        continue and their results are kept; no other task or retry starts.
         """
         return self._change("pause_run", control.pause_script, reason)
 
@@ -270,10 +268,9 @@ class WorkflowHandle(Generic[T]):
         return await self._change_async("pause_run", control.pause_script, reason)
 
     def resume(self, *, retry_failed: bool = False) -> HandleResult[bool]:
-        """Resume a paused run and the paused runs below it; True if it was paused.
-
-        Failed nodes stay failed. With ``retry_failed`` they are retried, and a FAILED run restarts from
-        its failures.
+        """Resume a paused run and the paused runs below it; return True if the run was paused. Failed
+        nodes stay failed. With ``retry_failed``, failed nodes are retried, and a FAILED run restarts
+        from its failures.
         """
         script = partial(control.resume_script, retry_failed=retry_failed)
         return self._change("resume_run", script)
@@ -284,10 +281,10 @@ class WorkflowHandle(Generic[T]):
         return await self._change_async("resume_run", script)
 
     def retry(self, node: AnyNode | NodeKey[Any] | str | None = None) -> HandleResult[None]:
-        """Retry a failed node, or all of them; nodes skipped because of the failure wait again.
+        """Retry one failed node, or all failed nodes; nodes skipped because of the failure wait again.
 
-        A FAILED or PAUSED run continues. Successful nodes keep their results. Rejected with
-        NODE_NOT_FOUND, NOTHING_TO_RETRY, or WORKFLOW_NOT_RETRYABLE.
+        A FAILED or PAUSED run continues. Successful nodes keep their results. Errors: NODE_NOT_FOUND,
+        NOTHING_TO_RETRY, or WORKFLOW_NOT_RETRYABLE.
         """
         script = partial(control.retry_script, node_ids=_nodes_named(node))
         return self._change("retry_run", script)
@@ -300,7 +297,7 @@ class WorkflowHandle(Generic[T]):
         return await self._change_async("retry_run", script)
 
     def cancel(self, *, interrupt: bool = False, reason: str | None = None) -> HandleResult[None]:
-        """Cancel the run and the runs below it; tasks that have not started never will.
+        """Cancel the run and the runs below it; waiting tasks never start.
 
         Running tasks are left to finish, or stopped if ``interrupt`` is set. Cancelling a run that has
         ended has no effect and is not an error.
@@ -316,11 +313,10 @@ class WorkflowHandle(Generic[T]):
         return (await self._change_async("cancel_run", script, reason)).map(_nothing)
 
     def signal(self, name: str, value: object = None) -> HandleResult[SignalDelivery]:
-        """Send a value to the ``SignalNode`` that waits for this name, or store it for the next one
-        that will; each signal is delivered once.
-
-        SIGNAL_NOT_FOUND if no node of the run has this name, WORKFLOW_ENDED if the run has ended,
-        VALIDATION_FAILED if the value is not of the declared type or the name is not text.
+        """Send a value to the ``SignalNode`` that waits for this signal, or store it for the next such
+        node; each signal is delivered once. Errors: SIGNAL_NOT_FOUND if no node of the run has this
+        name, WORKFLOW_ENDED if the run has ended, VALIDATION_FAILED if the value is not of the declared
+        type or the name is not text.
         """
         script = partial(self._signal_script, name=name, value=value)
         return self._change("signal_run", script, f"signal {name}")
@@ -349,7 +345,9 @@ class WorkflowHandle(Generic[T]):
         return await control.change_async(self.broker, self.workflow_id, verb, make_script, reason)
 
     def _needs_more(self, run: RunOutcome) -> bool:
-        """Whether a run's result needs more than its row: types, or a result omitted because of its size."""
+        """Return whether a run's result needs more than its row: types, or a result omitted because of
+        its size.
+        """
         has_more = self._types.are_unread or _is_left_out(run)
         return run.status == WorkflowStatus.COMPLETED and has_more
 
@@ -373,7 +371,8 @@ class WorkflowHandle(Generic[T]):
         self, run: RunOutcome, ends: Mapping[str, str] | None = None
     ) -> TaskResult[T, TaskError]:
         result = run_result(run, self._types.known, self._output, ends)
-        if run.status == WorkflowStatus.COMPLETED:  # any other ending can be undone by a retry
+        # Any other final status can be undone by a retry.
+        if run.status == WorkflowStatus.COMPLETED:
             self._cached = result
         return result
 
@@ -445,7 +444,7 @@ def _nothing(_: object) -> None:
 
 
 def _is_left_out(row: RunOutcome | NodeOutcome) -> bool:
-    """Whether a result was not read with its row because of its size."""
+    """Return whether a result was omitted from the row because of its size."""
     return row.result is None and row.result_bytes is not None
 
 
@@ -459,15 +458,15 @@ def _id_of(node: object) -> str | None:
 
 
 def _nodes_named(node: object) -> list[str] | None:
-    """Return a list with the id of the node to retry, or None to retry all failed nodes."""
+    """Return a list with the id of the node to retry; return None to retry all failed nodes."""
     return None if node is None else [_id_of(node) or ""]
 
 
 def _until(timeout_ms: int | None) -> frozenset[WorkflowStatus]:
-    # A single read accepts any status.
+    # A single check accepts any status.
     return frozenset(WorkflowStatus) if timeout_ms == 0 else _READABLE
 
 
 def _set_of(until: Collection[WorkflowStatus]) -> frozenset[WorkflowStatus]:
-    # A status is a string; passed by itself, it would be treated as a set of letters.
+    # Wrap a single status, because a string would be read as a set of letters.
     return frozenset([until]) if isinstance(until, str) else frozenset(until)  # type: ignore[list-item]

@@ -1,4 +1,4 @@
-"""The answers to starting, reading and controlling a run: values, never exceptions."""
+"""The return values of starting, reading and controlling a run; errors are values, not exceptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class WorkflowStartErrorCode(StrEnum):
-    """Why a run was not started."""
+    """The reason why a run was not started."""
 
     BROKER_NOT_CONFIGURED = "BROKER_NOT_CONFIGURED"
     """The workflow was built without an application."""
@@ -24,7 +24,7 @@ class WorkflowStartErrorCode(StrEnum):
     """The id is not a UUID, the key cannot be stored, or the id or key belongs to a run of another workflow.
     """
     ENQUEUE_FAILED = "ENQUEUE_FAILED"
-    """The database did not store the run, or the confirmation was lost; ``error.retryable`` shows
+    """The database did not store the run, or its confirmation was lost; ``error.retryable`` shows
     whether to try again.
     """
     INTERNAL_FAILED = "INTERNAL_FAILED"
@@ -37,16 +37,15 @@ class WorkflowStartErrorCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkflowStartError:
-    """A start that stored nothing, or whose COMMIT is in doubt (``retryable``: use ``retry_start``).
-
-    ``in_transaction`` is set if the start belonged to the caller's transaction; repeat it with a
-    transaction.
+    """The error of a start that stored nothing, or whose COMMIT is in doubt (``retryable``: use
+    ``retry_start``). If ``in_transaction`` is set, the start belonged to the caller's transaction;
+    repeat it in a transaction.
     """
 
     code: WorkflowStartErrorCode
-    """Why nothing was started, or why it is not known whether the run was started."""
+    """The reason why the run was not started, or why its start is in doubt."""
     message: str
-    """A sentence that names the place and the fix."""
+    """A sentence that names the place of the mistake and the fix."""
     retryable: bool
     """Whether ``retry_start`` may repeat the start."""
     workflow_name: str
@@ -56,11 +55,11 @@ class WorkflowStartError:
     exception: BaseException | None = field(default=None, repr=False)
     """The exception behind the error, if there is one."""
     workflow_key: str | None = None
-    """The key passed to ``start``."""
+    """The ``workflow_key`` passed to ``start``."""
     in_transaction: bool = False
     """Whether the start belonged to your own transaction."""
     key: str | None = None
-    """The key of the tasks, passed to ``start``."""
+    """The ``key`` of the run's tasks, passed to ``start``."""
 
 
 WorkflowStartResult: TypeAlias = Result[T, WorkflowStartError]
@@ -68,7 +67,7 @@ WorkflowStartResult: TypeAlias = Result[T, WorkflowStartError]
 
 
 class HandleErrorCode(StrEnum):
-    """Why a run could not be read or controlled."""
+    """The reason why a run could not be read or controlled."""
 
     WORKFLOW_NOT_FOUND = "WORKFLOW_NOT_FOUND"
     """There is no run with this id."""
@@ -77,11 +76,9 @@ class HandleErrorCode(StrEnum):
     SIGNAL_NOT_FOUND = "SIGNAL_NOT_FOUND"
     """No node of the run waits for a signal of this name; the message lists the existing names."""
     NOTHING_TO_RETRY = "NOTHING_TO_RETRY"
-    """No node has failed, or the given node has not."""
+    """No node has failed, or the given node has not failed."""
     WORKFLOW_NOT_RETRYABLE = "WORKFLOW_NOT_RETRYABLE"
-    """The run has completed, was cancelled or has expired; or it is part of a run that continued without
-    it.
-    """
+    """The run completed, was cancelled or has expired, or its parent run continued without it."""
     WORKFLOW_ENDED = "WORKFLOW_ENDED"
     """The run has ended and accepts no more signals."""
     VALIDATION_FAILED = "VALIDATION_FAILED"
@@ -102,16 +99,16 @@ class HandleErrorCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HandleOperationError:
-    """Why an operation on a run had no effect; ``retryable`` if a later attempt may succeed."""
+    """The error of an operation that had no effect on a run; ``retryable`` if a later call may succeed."""
 
     code: HandleErrorCode
-    """Why the run could not be read or controlled."""
+    """The reason why the run could not be read or controlled."""
     message: str
     """A sentence with the reason and the fix."""
     retryable: bool
     """Whether the same call may succeed later."""
     workflow_id: str
-    """The run that the call was for."""
+    """The run to which the call applied."""
     exception: BaseException | None = field(default=None, repr=False)
     """The exception behind the error, if there is one."""
 
@@ -137,7 +134,7 @@ class WorkflowTaskInfo:
     status: WorkflowTaskStatus
     """The status at the time of the query."""
     result: TaskResult[Any, TaskError] | None = None
-    """The outcome, if the node has one and results were asked for."""
+    """The outcome, if the node has one and the caller requested results."""
     started_at: datetime | None = None
     """When the node started."""
     completed_at: datetime | None = None
@@ -155,7 +152,7 @@ class WorkflowTaskInfo:
     retry_count: int = 0
     """How many retries the node's task has used."""
     enqueued_at: datetime | None = None
-    """When the node's task became claimable."""
+    """When the node's task became claimable by workers."""
     sub_workflow_status: WorkflowStatus | None = None
     """The status of the child run."""
     items_total: int | None = None

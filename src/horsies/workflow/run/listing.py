@@ -1,6 +1,5 @@
-"""Read-only views of workflow runs: a run with its whole tree, one run for a page, and an audit.
-
-Their cost does not grow with the size of the history.
+"""Read-only views of workflow runs: a run with its whole tree, one run for a page, and an audit. The
+cost does not depend on the number of stored runs.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ from horsies.ids import stored_form
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 from horsies.workflow.run.results import read_error
 
-# A run is shown with at most this many runs of its tree.
+# The maximum number of runs of a tree to show.
 FAMILY_MAX = 200
-# The nodes of larger runs are counted, not read: 5,000 nodes take about 50 ms, including their tasks.
+# The nodes of larger runs are counted instead of read: reading 5,000 nodes and their tasks takes
+# about 50 ms.
 NODES_MAX = 10_000
 ITEMS_PER_PAGE = 100
 PROBLEMS_MAX = 20
@@ -60,8 +60,8 @@ class RunReport:
 class CloseUp:
     """A run with its nodes in order; ``children`` are the runs below it by id, without their nodes.
 
-    ``retries`` holds the times of failed attempts by task id. For a run with too many nodes, ``nodes``
-    is empty and ``counts`` gives their number by status.
+    ``retries`` has the times of failed attempts by task id. For a run with too many nodes, ``nodes`` is
+    empty and ``counts`` has the number of nodes by status.
     """
 
     run: RunRow
@@ -95,7 +95,7 @@ def report_script(workflow_id: str) -> Script[RunReport | None]:
 
 
 def close_up_script(workflow_id: str, *, with_retries: bool = False) -> Script[CloseUp | None]:
-    """Read one run; None if it does not exist."""
+    """Read one run; return None if it does not exist."""
     found = yield from _tree_script(workflow_id)
     if found is None:
         return None
@@ -116,7 +116,9 @@ def close_up_script(workflow_id: str, *, with_retries: bool = False) -> Script[C
 
 
 def _tree_script(workflow_id: str) -> Script[tuple[RunRow, list[RunRow]] | None]:
-    """Read a run, and its tree up to one run more than is shown; None if the run does not exist."""
+    """Read a run and its tree, including one run beyond the limit; return None if the run does not
+    exist.
+    """
     if (stored := stored_form(workflow_id)) is None:
         return None
     family: list[RunRow] = yield read_tree(stored, FAMILY_MAX + 1)
@@ -127,7 +129,7 @@ def _tree_script(workflow_id: str) -> Script[tuple[RunRow, list[RunRow]] | None]
 def items_script(
     workflow_id: str, task_index: int, after: tuple[bool, int] | None
 ) -> Script[list[MapItem]]:
-    """Read one page of a map's items, plus one more item if there is one."""
+    """Read one page of a map's items, plus the first item of the next page."""
     is_well, item_index = after or (False, -1)
     page = list_map_items(workflow_id, task_index, is_well, item_index, ITEMS_PER_PAGE + 1)
     return read_rows(page)
@@ -139,7 +141,7 @@ def problems_script(workflow_id: str) -> Script[list[BrokenRun]]:
 
 
 def audit(broker: PostgresBroker, limit: int) -> BrokerResult[list[BrokenRun]]:
-    """Return the inconsistencies in open runs, which only manual edits cause, and their blocked tasks."""
+    """Return the blocked tasks of open runs, and the inconsistencies that only manual edits can cause."""
     return broker.perform(_READING, read_rows(find_broken_runs(limit)))
 
 

@@ -1,7 +1,6 @@
-"""Reading a run: stored rows become results, errors and descriptions, decoded by declared types.
-
-The types come from the nodes of the specification that was started, or are looked up by the rows of a
-run that was started elsewhere; if neither is available, values are plain JSON.
+"""Converts the stored rows of a run to results, errors and descriptions, decoded by declared types. The
+types come from the started specification's nodes; for a run started elsewhere, they are looked up by its
+rows. Without types, values are plain JSON.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ class ResultTypes(Protocol):
     """The types of a run's results."""
 
     def codec(self, node_id: str) -> ResultCodec | None:
-        """Return the codec for a node's result, or None if its type is not known."""
+        """Return the codec for a node's result, or None if its type is unknown."""
 
     def signal_type(self, name: str) -> Any:
-        """Return the type of a signal's values; Any if it is not known."""
+        """Return the type of a signal's values, or Any if it is unknown."""
 
 
 FindTypes: TypeAlias = Callable[[Sequence[NodeRow]], ResultTypes]
@@ -74,7 +73,7 @@ class DeclaredTypes:
 
 NO_TYPES = DeclaredTypes(())
 
-# The most bytes of results that one call reads: as much as PostgreSQL can store in one value.
+# The maximum number of bytes of results per call: the maximum size of a value in PostgreSQL.
 READ_BYTES_MAX = 1 << 30
 
 _ENDS = {
@@ -85,7 +84,7 @@ _ENDS = {
 
 
 def whole_results(parts: Iterable[ResultPart]) -> Iterator[tuple[ResultPart, str | None]]:
-    """Yield one part of each node with the text of the node's result; None if it was omitted."""
+    """Yield one part per node with the text of the node's result, or None if the result was omitted."""
     for _, group in groupby(parts, key=lambda part: (part.workflow_id, part.task_index)):
         first, *others = group
         text = first.result
@@ -102,7 +101,7 @@ def run_result(
 ) -> TaskResult[Any, TaskError]:
     """Return a run's result; ``output`` is the codec of its output node, if known.
 
-    ``ends`` has the nodes' results by id if the run's own row came without them.
+    ``ends`` has the nodes' results by id if the run's row was read without them.
     """
     status = WorkflowStatus(run.status)
     match status:
@@ -164,7 +163,7 @@ def _ends_of(text: str | None) -> dict[str, str]:
 
 
 def too_large(owner: str, size: int) -> TaskResult[Any, TaskError]:
-    """Return the error that replaces a result not read because of its size."""
+    """Return the error that replaces an unread, too large result."""
     return error_result(
         RetrievalCode.RESULT_TOO_LARGE,
         f"The result of {owner} is {size:,} bytes; one call reads at most {READ_BYTES_MAX:,}. Read nodes "
@@ -174,13 +173,13 @@ def too_large(owner: str, size: int) -> TaskResult[Any, TaskError]:
 
 
 def read_error(text: str | None) -> TaskError | None:
-    """Return a run's stored error, or None if there is no readable one."""
+    """Return a run's stored error, or None if it has no readable error."""
     read = None if text is None else decode_untyped(f'{{"err":{text}}}')
     return read.value.err_value if isinstance(read, Ok) else None
 
 
 def write_error(error: TaskError) -> str:
-    """Return an error in the form that a run stores."""
+    """Return an error in the form in which a run stores it."""
     return encode_task_error(error).removeprefix('{"err":')[:-1]
 
 
@@ -237,7 +236,7 @@ def node_results(
 
 
 def node_info(row: NodeRow, result: TaskResult[Any, TaskError] | None) -> WorkflowTaskInfo:
-    """Describe a node; ValueError if its sub-workflow's summary cannot be read."""
+    """Describe a node; raise ValueError if its sub-workflow's summary cannot be read."""
     summary, child_status = row.sub_workflow_summary, row.sub_workflow_status
     return WorkflowTaskInfo(
         **_shared_fields(WorkflowTaskInfo, row),
@@ -257,7 +256,7 @@ def node_info(row: NodeRow, result: TaskResult[Any, TaskError] | None) -> Workfl
 def item_info(
     row: ItemRow, node: NodeRow, types: ResultTypes, *, with_result: bool
 ) -> WorkflowTaskInfo:
-    """Describe one item of a map node: the task it runs as."""
+    """Describe one item of a map node by the item's task."""
     status = TaskStatus(row.status)
     result = None
     if with_result and row.result is None and row.result_bytes is not None:
@@ -291,7 +290,8 @@ def run_info(run: RunRow, below: Iterable[RunRow]) -> WorkflowInfo:
     )
 
 
-# Fields whose form in a description differs from the row: enums, decoded results, no None.
+# Fields that the description converts from the row: enums, decoded results, and fields that are
+# never None.
 _CONVERTED = {
     *("status", "error", "result", "retry_count"),
     *("sub_workflow_summary", "sub_workflow_status"),
@@ -299,7 +299,7 @@ _CONVERTED = {
 
 
 def _shared_fields(kind: type, row: Any) -> dict[str, Any]:
-    """Return the columns of a row that have the same name in its description."""
+    """Return the columns of a row that have the same names in its description."""
     return {name: getattr(row, name) for name in _shared_names(kind, row._fields)}
 
 

@@ -1,7 +1,6 @@
-"""Starting: a run's plan becomes rows in one statement and one transaction.
-
-The run, its nodes and its roots' tasks appear together or not at all. The same id means the same run,
-no matter how often it is started. Nothing here raises for operational reasons.
+"""Starts a run: stores its plan as rows with one statement in one transaction. The run, its nodes and
+its roots' tasks are stored together or not at all. Starting the same id twice results in one run.
+Operational errors are returned, not raised.
 """
 
 from __future__ import annotations
@@ -47,18 +46,18 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Startable(HasGraph, YieldsValue[T_co], Protocol[T_co]):
-    """What starting needs from a specification; ``T_co`` is the type of its result."""
+    """The parts of a specification that a start needs; ``T_co`` is the type of its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """How to start a run; see ``WorkflowSpec.start``."""
+    """The options of a start; see ``WorkflowSpec.start``."""
 
     workflow_id: str | None = None
     workflow_key: str | None = None
     sent_at: datetime | None = None
     transaction: object = field(default=None, repr=False)
-    # The run of a durable function that is woken when this run ends.
+    # The durable function's run to wake when this run ends.
     wakes_task_id: str | None = None
     key: str | None = None
 
@@ -73,7 +72,7 @@ def start_workflow(
     transaction: object = None,
     resend_on_transient_err: bool = False,
 ) -> WorkflowStartResult[WorkflowHandle[T]]:
-    """Start a run on a broker of your choice; otherwise like ``WorkflowSpec.start``."""
+    """Start a run on the given broker, otherwise like ``WorkflowSpec.start``."""
     options = StartOptions(workflow_id, workflow_key, sent_at, transaction)
     return _launch(prepare(spec, options), broker, resend_on_transient_err)
 
@@ -107,9 +106,7 @@ async def start_async(
 
 
 def replay_options(spec: HasGraph, error: object) -> WorkflowStartResult[StartOptions]:
-    """Return the options for repeating a start that failed with ENQUEUE_FAILED; the run is stored at
-    most once.
-    """
+    """Return the options that repeat a start after ENQUEUE_FAILED; the run is stored at most once."""
     if not isinstance(error, WorkflowStartError):
         problem = "only the WorkflowStartError of a failed start can be retried"
     elif error.code is not WorkflowStartErrorCode.ENQUEUE_FAILED:
@@ -125,12 +122,12 @@ def replay_options(spec: HasGraph, error: object) -> WorkflowStartResult[StartOp
 
 
 def reported(started: WorkflowStartResult[T]) -> WorkflowStartResult[T]:
-    """Log a failed start, because callers may ignore the value; the message is left out, because it may
-    quote arguments.
+    """Log a failed start, because callers may ignore the value. Omit the message, because it may quote
+    arguments.
     """
     if isinstance(started, Err):
         error = started.err_value
-        # The caller's own changes may be committed without the run.
+        # Warn, because the caller's own changes may be committed without the run.
         level = logging.ERROR if error.in_transaction else logging.WARNING
         name, code = error.workflow_name, error.code.value
         logger.log(level, "a start of workflow %r failed with %s", name, code)
@@ -139,7 +136,7 @@ def reported(started: WorkflowStartResult[T]) -> WorkflowStartResult[T]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run ready to be stored: its plan is JSON text."""
+    """A run that is ready to be stored, with its plan as JSON text."""
 
     spec: HasGraph
     options: StartOptions
@@ -171,7 +168,7 @@ async def _launch_async(
 def own_broker(
     graph: Graph, options: StartOptions
 ) -> WorkflowStartResult[tuple[PostgresBroker, bool]]:
-    """Return the broker of the application that built the graph, and whether to retry a failed start."""
+    """Return the broker of the application that built the graph, and whether failed starts are retried."""
     producer = graph.producer
     if producer is None:
         message = (
@@ -237,7 +234,7 @@ def stored_run(run: Run) -> Script[StartedRun]:
         (row,) = rows
         if row.created or row.name is not None:
             return row
-        # The key's previous run ended in between, so its successor is not stored yet.
+        # The previous run with the key ended during the start, so the new run is not stored yet.
 
 
 def _handle(
@@ -254,7 +251,7 @@ def _handle(
 
 
 def _conflict(run: Run, row: StartedRun) -> WorkflowStartError | None:
-    """Return why an existing run is not the requested one, or None."""
+    """Explain why an existing run differs from the requested run, or return None."""
     graph = run.spec.graph
     if row.name != graph.name:
         code = WorkflowStartErrorCode.VALIDATION_FAILED

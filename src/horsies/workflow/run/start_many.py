@@ -1,8 +1,6 @@
-"""Starting many: a stream of specifications becomes chunks of plans, stored in one transaction: all or
-none.
-
-A chunk is stored before the next one is built, so only the handles of started runs stay in memory. Runs
-whose nodes are the same tasks share their result types.
+"""Starts many runs: cuts a stream of specifications into chunks of plans and stores all of them, or
+none, in one transaction. Each chunk is stored before the next chunk is built, so only the handles of
+started runs stay in memory. Runs of the same tasks share their result types.
 """
 
 from __future__ import annotations
@@ -37,21 +35,20 @@ from horsies.workflow.run.start import (
 
 T = TypeVar("T")
 
-# A chunk limits the program's memory use and the duration of one statement.
+# The chunk size limits the program's memory use and the duration of one statement.
 CHUNK_RUNS = 500
 CHUNK_CHARACTERS = 1_000_000
-# A chunk of one row would send another notification, which names the row, so the last chunk takes over
-# two runs from the previous one.
+# A chunk of one row would send another kind of notification, which names the row; so the last chunk
+# takes two runs from the previous chunk.
 _CARRIED = 2
 
 
 def start_many(
     specs: Iterable[Startable[T]], *, transaction: object = None
 ) -> WorkflowStartResult[list[WorkflowHandle[T]]]:
-    """Start many runs in one transaction: all of them, or none.
-
-    The specifications must come from one application; the same one may occur many times. A generator is
-    read in chunks while the previous runs are stored.
+    """Start many runs in one transaction: all of them, or none. The specifications must belong to one
+    application; a specification may occur several times. A generator is read in chunks while the
+    previous runs are stored.
 
     Example:
         handles = start_many(build_report(day) for day in days).unwrap()
@@ -69,7 +66,7 @@ def start_many(
 async def start_many_async(
     specs: Iterable[Startable[T]], *, transaction: object = None
 ) -> WorkflowStartResult[list[WorkflowHandle[T]]]:
-    """Like ``start_many``, but the event loop is blocked only while a chunk is built."""
+    """Run ``start_many`` without blocking the event loop, except while a chunk is built."""
     match _stream(specs, StartOptions(transaction=transaction)):
         case Ok(stream):
             with closing(stream):
@@ -81,7 +78,7 @@ async def start_many_async(
 
 
 class _RefusedRun(Exception):
-    """A run in the stream that cannot be started."""
+    """A run in the stream that was rejected."""
 
     def __init__(self, position: int, error: WorkflowStartError) -> None:
         message = f"Workflow {position} of start_many: {error.message}"
@@ -115,7 +112,7 @@ def _prepared(specs: Iterable[HasGraph], options: StartOptions, producer: object
 
 
 def _chunks(runs: Iterable[Run]) -> Iterator[tuple[list[Run], bool]]:
-    """Cut the runs into chunks; each comes with a flag that marks the last one."""
+    """Cut the runs into chunks, each with a flag that marks the last chunk."""
     chunk: list[Run] = []
     size = 0
     for run in runs:
@@ -133,7 +130,7 @@ def _chunks(runs: Iterable[Run]) -> Iterator[tuple[list[Run], bool]]:
 def _stream(
     specs: Iterable[Startable[T]], options: StartOptions
 ) -> WorkflowStartResult[_Stream[T]] | None:
-    """Prepare the first chunk, which holds all of a short stream; None if there is no run."""
+    """Prepare the first chunk, which has all runs of a short stream; return None if there is no run."""
     specs = _workflows(specs)
     if (spec := next(specs, None)) is None:
         return None
@@ -151,14 +148,14 @@ def _stream(
 
 @dataclass(slots=True)
 class _Stream(Generic[T]):
-    """One start_many: its plans, and the handles of the runs prepared so far."""
+    """The state of one start_many: its plans, and the handles of the runs prepared so far."""
 
     _broker: PostgresBroker
     _resend: bool
     _first_run: Run
     _chunks: Iterator[tuple[list[Run], bool]]
     _is_single: bool
-    # The exception that ended the stream: a rejected run, or one raised by the caller's iterable.
+    # The exception that ended the stream: of a rejected run, or raised by the caller's iterable.
     _fault: Exception | None = None
     _handles: list[WorkflowHandle[T]] = field(default_factory=list)
     _types: dict[tuple[tuple[str | None, int], ...], DeclaredTypes] = field(default_factory=dict)
@@ -169,7 +166,7 @@ class _Stream(Generic[T]):
         self._kept = KeptRows() if self._resend else None
 
     def store(self) -> BrokerResult[None]:
-        """Start all runs; repeat after a transient failure if the application is configured to."""
+        """Start all runs; retry after a transient failure if the application is configured to retry."""
         transaction, atomic = self._first_run.options.transaction, not self._is_single
         return self._broker.store(self._script, transaction, resend=self._resend, atomic=atomic)
 
@@ -181,7 +178,7 @@ class _Stream(Generic[T]):
         )
 
     def end(self, stored: BrokerResult[None]) -> WorkflowStartResult[list[WorkflowHandle[T]]]:
-        """Return the handles or the error, and end the spans; an error from the iterable is raised."""
+        """Return the handles or the error, and end the spans; raise an error of the iterable."""
         for sending in self._sendings:
             sending.end(stored.err_value.code.value if isinstance(stored, Err) else None)
         if isinstance(self._fault, _RefusedRun):
@@ -198,12 +195,13 @@ class _Stream(Generic[T]):
             self._kept.close()
 
     def _script(self) -> Script[None]:
-        # A resend uses the ids to find the runs of an attempt whose answer was lost.
+        # A repeated store uses the ids to find runs that an attempt stored without receiving the
+        # confirmation.
         for plans in self._plans():
             yield start_runs(plans)
 
     def _plans(self) -> Iterator[str]:
-        """Return the plans of earlier attempts, followed by those of the rest of the stream."""
+        """Yield the plans of earlier attempts, then the plans of the rest of the stream."""
         if self._fault is not None:
             raise self._fault
         if self._kept is not None:
@@ -228,11 +226,13 @@ class _Stream(Generic[T]):
         return chunk
 
     def _types_of(self, nodes: Sequence[AnyNode]) -> DeclaredTypes:
-        """Return types that runs of the same tasks share, so that a handle keeps no nodes."""
+        """Return the types shared by all runs of the same tasks, so that handles do not keep nodes in
+        memory.
+        """
         types, shape = DeclaredTypes(nodes), []
         for node in nodes:
             if not isinstance(node, TaskNode):
                 return types
-            # Keeping the nodes keeps the definition alive, so this id() stays valid.
+            # The stored nodes keep the definition alive, so its id() stays valid.
             shape.append((node.node_id, id(node.fn.definition)))
         return self._types.setdefault(tuple(shape), types)
