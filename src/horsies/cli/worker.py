@@ -112,7 +112,7 @@ AsyncSlotsOption = Annotated[
     int | None,
     typer.Option(
         metavar="NUMBER",
-        help=f"Number of tasks that an async child runs concurrently; default: {DEFAULT_ASYNC_SLOTS}.",
+        help=f"Concurrent tasks per async child; default: {DEFAULT_ASYNC_SLOTS}.",
         show_default=False,
     ),
 ]
@@ -129,22 +129,19 @@ MaxMemoryOption = Annotated[
 ]
 MaxClaimBatchOption = Annotated[
     int,
-    typer.Option(
-        help="The maximum number of tasks to claim per queue and turn; 0: one per free child."
-    ),
+    typer.Option(help="Maximum tasks to claim per queue and turn; 0: one per free child."),
 ]
 MaxClaimsOption = Annotated[
     int,
     typer.Option(
-        help="Hold at most this many tasks, including tasks in windows; 0: one per child and "
-        "async slot, "
+        help="Maximum tasks to hold; counts tasks in windows too; 0: one per child and async slot, "
         "plus prefetch_buffer and the tasks in windows."
     ),
 ]
 WindowOption = Annotated[
     int,
     typer.Option(
-        help="Number of very short tasks that a child may hold; applies to tasks with "
+        help="Very short tasks that a child may hold; applies to tasks with "
         "burst=True and tasks retried after a crash; 0: one at a time."
     ),
 ]
@@ -171,7 +168,7 @@ MetricsPortOption = Annotated[
         min=0,
         max=65_535,
         metavar="PORT",
-        help="Serve /metrics, /livez and /readyz on this port; 0: any free port; with several "
+        help="The port for /metrics, /livez and /readyz; 0: any free port; with several "
         "applications, each worker uses the next port.",
     ),
 ]
