@@ -1,5 +1,5 @@
-"""Find the session for which a statement waited too long: who holds the lock, and the command that ends
-that session. A second session asks for this, because the first session has given up or is still waiting.
+"""Find the session that made a statement wait too long, and the command that ends that session. The search
+uses a second connection, because the first one has given up or is still waiting.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from horsies.findings import between
 
 # The lock mode that makes readers wait. A session that only requests it makes later requests wait too.
 READERS_WAIT = ["AccessExclusiveLock"]
-# Lock modes of transactions that may have locked the rows of a change.
+# Lock modes of transactions that may have locked rows that a statement changes.
 WRITERS_WAIT = [
     *("AccessExclusiveLock", "ExclusiveLock", "ShareRowExclusiveLock", "ShareLock"),
     *("RowExclusiveLock", "RowShareLock"),
@@ -41,7 +41,7 @@ class SlowError(QueryCanceled):
 
 
 def named(database: Database, error: Exception) -> Exception:
-    """Return the error of a statement that a time limit ended, with the cause if the cause is found."""
+    """Return the error for a statement that exceeded its time limit, with the cause if it is found."""
     if database.limits is None or isinstance(error, LockedError | SlowError):
         return error
     if isinstance(error, LockNotAvailable):
@@ -62,12 +62,12 @@ def _ask(database: Database, modes: Sequence[str], seconds: float) -> list[Block
     try:
         with database.connect(database.role, session=True) as connection:
             return find_blockers.fetch(connection, database.config.schema_name, modes, seconds)
-    except psycopg.OperationalError:  # report the first error, not this one
+    except psycopg.OperationalError:  # report the statement's error, not the failure of the search
         return []
 
 
 def blocker_sentence(blocker: Blocker) -> str:
-    """Describe a session that keeps Horsies waiting, as far as this role may see the session."""
+    """Describe a session that keeps Horsies waiting, with the details that this role may see."""
     tables = ", ".join(blocker.tables) or "rows that Horsies needs"
     if blocker.pid is None:
         return f"A prepared transaction locks {tables}."

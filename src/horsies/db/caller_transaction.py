@@ -1,7 +1,7 @@
 """The caller's transaction: execute statements on another library's connection.
 
-A psycopg connection inside a framework's object is used directly. asyncpg executes the statements itself,
-and so does SQLAlchemy with any other driver.
+If a framework's object contains a psycopg connection, that connection is used directly. With asyncpg, or with
+SQLAlchemy on another driver, the statements run through that library.
 
 A send with ``transaction=`` inserts its row in the caller's transaction, so the row commits or rolls back
 with the caller's work. A savepoint guards the insert: if the insert fails, the caller gets an error value
@@ -62,7 +62,7 @@ def leads_elsewhere(error: BaseException) -> bool:
 
 
 def is_nested(transaction: object) -> bool:
-    """Return whether a framework's transaction is inside a savepoint, which could be rolled back alone."""
+    """Return whether the caller is inside a savepoint, which could be rolled back without its transaction."""
     found: Any = getattr(transaction, "sync_session", transaction)
     if hasattr(found, "ensure_connection"):  # Django
         return any(found.savepoint_ids)
@@ -205,8 +205,8 @@ def _commits_alone(connection: Any) -> bool:
     is_autocommit = getattr(connection, "autocommit", False) is True
     if not isinstance(connection, Connection | AsyncConnection):
         return is_autocommit
-    # Without autocommit, psycopg opens the transaction at the first statement, so an idle connection
-    # counts as being inside a transaction.
+    # Without autocommit, psycopg opens a transaction at the first statement, so even an idle connection
+    # counts as inside one.
     return is_autocommit and connection.info.transaction_status == TransactionStatus.IDLE
 
 
@@ -284,8 +284,7 @@ def _usable(found: Any, kind: type[AnyConnection], transaction: object) -> AnyCo
             f"not {type(transaction).__name__}; send_async takes the asynchronous ones."
         )
     _refuse_if(found.closed and not found.broken, _CLOSED)
-    # In a pipeline, results arrive later, and one failure skips all later statements, including the end
-    # of a savepoint.
+    # In a pipeline, a failure skips all later statements, including the one that ends the savepoint.
     _refuse_if(found.pgconn.pipeline_status != PipelineStatus.OFF, _PIPELINE)
     _refuse_if(found._tpc is not None, _TWO_PHASE)
     _refuse_if(_commits_alone(found), _NO_TRANSACTION)

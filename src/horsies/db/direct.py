@@ -1,9 +1,8 @@
 """Statements without psycopg's cursors, for sends.
 
-The statement is prepared once per session, its parameters are sent as text, and it is its own
-transaction. libpq and the kernel take about 60 µs of processor time per send. A cursor would add 100 µs;
-this module adds 20 µs. It works only without a pooler, because a statement can not be prepared in a
-pooler's sessions.
+Each statement is prepared once per session, sends its parameters as text, and runs in its own transaction.
+libpq and the kernel take about 60 µs of processor time per send. A cursor would add 100 µs; this module adds
+20 µs. It works only without a pooler, because a pooler's sessions cannot keep prepared statements.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from psycopg.waiting import Ready, Wait
 from horsies.db.database import AsyncOwnConnection, OwnConnection
 from horsies.db.statement import Statement, Step
 
-# How long a cancel request may take.
+# The time limit of a cancel request.
 CANCEL_SECONDS = 5.0
 _DONE = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
 # psycopg sends DEALLOCATE ALL after one of its own transactions was rolled back.
@@ -97,7 +96,7 @@ def stream(connection: OwnConnection, steps: Iterable[Step]) -> None:
 
 
 async def stream_async(connection: AsyncOwnConnection, steps: Iterable[Step]) -> None:
-    """Like ``stream``, but the event loop is blocked only while a statement is being built."""
+    """Like ``stream``, but blocks the event loop only while it builds a statement."""
     pgconn, installation, is_sent = connection.pgconn, connection.installation, False
     try:
         for statement, params in steps:
@@ -133,7 +132,7 @@ def _wait(connection: OwnConnection) -> PGresult:
                 return _decisive(pgconn, results)
             results.append(found)
     except Error:
-        # The server returns rows before it commits, so at this point only a failure is certain.
+        # The server returns rows before it commits, so success is not certain yet; only a failure is.
         if (failed := _failure(results)) is None:
             raise
         return failed

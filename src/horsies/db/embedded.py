@@ -52,8 +52,8 @@ _SOCKET_DIRECTORY_PREFIX = "horsies-socket-"
 # The kernel's limit for a socket path, including the terminating zero.
 _SOCKET_PATH_BYTES = 108 if sys.platform == "linux" else 104
 _joined: set[Path] = set()
-# Read at import, before the application can change the working directory, because the processes that it
-# starts must find the same server.
+# The working directory is read at import, before the application can change it, so that child processes find
+# the same server.
 try:
     _started_in = Path.cwd()
 except FileNotFoundError:  # the working directory has been deleted
@@ -81,7 +81,9 @@ def data_directory(url: str) -> Path:
 
 
 def _with_three_slashes(path: str) -> str:
-    """Return the intended URL; only a shell expands the ~ of a home directory."""
+    """Return the URL that was probably intended: Python does not expand the ~ of a home directory, a shell
+    does.
+    """
     home = Path(os.path.expanduser(unquote(path, errors="surrogateescape")))
     return url_of(home) if path.startswith("~") and home.is_absolute() else f"embedded:///{path}"
 
@@ -92,9 +94,7 @@ def url_of(directory: Path) -> str:
 
 
 def temporary_parent() -> Path:
-    """Return the directory for temporary files. For root, return a directory that the server's user can
-    enter.
-    """
+    """Return the directory for temporary files. For root, it is one that the server's user can enter."""
     usual = Path(tempfile.gettempdir())
     if is_root():
         ensure_server_user(SERVER_USER)
@@ -108,8 +108,8 @@ def project_directory(start: Path) -> Path:
     """Return the nearest directory at or above the start that contains a project file or a repository; if
     there is none, the start itself.
 
-    The data is kept outside the project. Inside it, ``git clean`` would delete the data, a checkout may
-    be read-only, and root's server runs as a user that often has no access.
+    The data is kept outside the project. Inside the project, ``git clean`` would delete the data, a checkout
+    may be read-only, and the server that root starts runs as a user that often has no access.
     """
     for directory in (start, *start.parents):
         if any((directory / name).exists() for name in (*PROJECT_FILES, ".git")):
@@ -150,8 +150,8 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
     except (
         OSError,
         subprocess.SubprocessError,
-        RuntimeError,
-    ) as error:  # the last line: the data has another version
+        RuntimeError,  # for example, the data has another PostgreSQL version
+    ) as error:
         log = directory / "log"
         seen = f"see {log}, " if os.path.exists(log) else ""
         raise ConfigurationError(
@@ -163,7 +163,9 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
 
 
 def _announce_creation(directory: Path) -> None:
-    """Explain the wait: in the log, or on standard error if the program does not log such lines."""
+    """Explain why the start takes long: in the log, or on standard error if the program does not log at this
+    level.
+    """
     text = f"creating a PostgreSQL server in {directory}: the first start takes a few seconds"
     if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
         logger.info("%s", text)
@@ -205,7 +207,7 @@ def _address(server: Any) -> str:
 
 @contextmanager
 def _removed_if_empty(directory: Path) -> Iterator[None]:
-    """After a failure, remove a directory that was created for a server that never ran."""
+    """Remove the data directory after a failure, if it was created for a server that never ran."""
     is_new = not directory.exists()
     try:
         yield
@@ -218,8 +220,8 @@ def _removed_if_empty(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until after the block, because nothing would stop a server that is still
-    starting.
+    """Delay Ctrl-C and SIGTERM until the block ends; an interrupted start would leave a running server
+    behind.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -246,7 +248,7 @@ def _make_parents(directory: Path) -> None:
     for parent in reversed(missing):
         parent.mkdir(exist_ok=True)
         if is_root():
-            parent.chmod(0o711)  # the server's own user must be able to enter it
+            parent.chmod(0o711)  # the server's user must be able to enter the directory
 
 
 def _start(server: Any) -> None:
@@ -418,8 +420,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _home() -> Path:
-    # Return a directory for the data of root, whose server runs as an unprivileged user, which cannot
-    # enter /root.
+    # Return a data directory for root. Its server runs as an unprivileged user, which cannot enter /root.
     if is_root():
         return ROOT_HOME
     named = os.environ.get("XDG_DATA_HOME", "")
@@ -442,8 +443,8 @@ def _refuse_name(directory: Path) -> None:
 
 
 def _refuse_used_directory(directory: Path) -> None:
-    """Reject a directory with another purpose or owner, before root gives the directory to the server's
-    user.
+    """Reject a directory that has another purpose or owner, because root would give it to the
+    server's user.
     """
     if sys.platform == "win32":
         return
@@ -478,7 +479,7 @@ def _refuse_closed_parents(path: Path) -> None:
 
 
 def _is_of_package(path: Path) -> bool:
-    """Return whether the path is one of the programs that were copied for the server's user."""
+    """Return whether the path is a program that was copied for the server's user."""
     return path in _package().utils.POSTGRES_VERSIONS.values()
 
 

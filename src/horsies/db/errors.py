@@ -7,10 +7,9 @@ Every database error is of one of three kinds:
   succession, a worker searches for that row;
 * installation: tables or functions are missing, a privilege is missing, or the login is rejected;
   nothing succeeds until an operator acts, so a worker stops;
-* data: everything else. The rows that the statement writes or reads cause the error, so other tasks and
-  runs are not affected, and a worker isolates the row responsible. This kind includes a missing object,
-  privilege or connection inside a foreign function, which a trigger or constraint calls that an operator
-  added.
+* data: everything else. The rows that the statement writes or reads cause the error. Other tasks and runs are
+  not affected, and a worker isolates the row responsible. This kind includes errors inside a foreign function
+  (one that an operator's trigger or constraint calls), such as a missing object, privilege or connection.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ _TRANSIENT_CLASSES = ("08", "53")
 _TRANSIENT_STATES = {
     *("57P01", "57P02", "57P03"),  # the server shuts down, has crashed or is starting
     *CONFLICTS,
-    "25006",  # read-only: the server is not the primary (yet or any longer)
+    "25006",  # read-only: the server is not, or no longer, the primary
     *("57014", "55P03", "57P05", "25P03", "25P04"),  # the time limits that an administrator can set
 }
-# A general limit was exceeded. Of the errors with this code, only a full notification queue is unrelated
-# to the statement itself.
+# A general limit was exceeded. Usually the statement itself is the cause; the exception is a full
+# notification queue.
 _LIMIT_EXCEEDED = "54000"
 # The server's C function that adds notifications to the queue. It identifies this error, because messages
 # may be translated.
 _QUEUES_NOTIFICATIONS = "PreCommit_Notify"
-# The transient states that a single row can cause repeatedly: by its size, or through a trigger that
-# takes long, needs much memory or raises such an error itself. A full disk, the number of connections and
-# a lost connection affect the whole server.
+# Transient states that a single row can cause repeatedly: by its size, or through a trigger that is slow,
+# needs much memory or raises such an error itself. A full disk, the number of connections and a lost
+# connection affect the whole server.
 _LASTING_STATES = {
     *("57014", "25P04"),  # a statement was cancelled or timed out, or a transaction did
     *("53000", "53200", "53400"),  # the server lacks memory or exceeds a configured limit
@@ -84,8 +83,8 @@ _NO_ANSWER = "The server did not answer in time; check host, port and the networ
 
 
 class StoreUnreachable(psycopg.OperationalError):
-    """A store of large payload outside the database does not answer. Work that needs the store is
-    repeated, as after a lost connection.
+    """The external store of large payloads does not answer. Work that needs the store is retried, as after a
+    lost connection.
     """
 
 
@@ -121,7 +120,9 @@ def _is_transient_state(state: str) -> bool:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether the server rejected the connection: a wrong password, or an unknown database or role."""
+    """Return whether the server rejected the connection because of a wrong password, or an unknown database
+    or role.
+    """
     return getattr(error, "sqlstate", None) is None and _is_permanent(str(error).lower())
 
 
@@ -149,8 +150,8 @@ def kind_of(error: psycopg.Error) -> ErrorKind:
 
 
 def _is_raised_elsewhere(error: psycopg.Error) -> bool:
-    """Return whether a foreign function failed, which a trigger or constraint calls that an operator
-    added.
+    """Return whether the error occurred in a foreign function, that is, one called by an operator's trigger
+    or constraint.
     """
     return any(_is_of_other_function(line) for line in (error.diag.context or "").splitlines())
 
@@ -167,15 +168,14 @@ def _is_of_other_function(line: str) -> bool:
 
 def _is_of_session(state: str) -> bool:
     """Return whether the state of the server or session caused this error, regardless of which function
-    raised it.
-
-    Connection errors are excluded, because they concern a connection that the function itself opened.
+    raised it. Connection errors do not count, because inside a function they concern a connection that the
+    function itself opened.
     """
     return _is_transient_state(state) and not state.startswith("08")
 
 
 def is_of_data(error: psycopg.Error) -> bool:
-    """Return whether single rows cause the error, so that other tasks and runs are not affected."""
+    """Return whether single rows cause the error, which then affects no other tasks and runs."""
     return kind_of(error) is ErrorKind.DATA
 
 
@@ -189,8 +189,8 @@ def is_lock_timeout(error: psycopg.Error) -> bool:
 
 
 def may_last(error: psycopg.Error) -> bool:
-    """Return whether the error is usually transient, but may also occur each time that one particular row
-    is changed.
+    """Return whether the error is usually transient, but may also recur with every change of one particular
+    row.
     """
     return error.sqlstate in _LASTING_STATES
 
@@ -270,7 +270,7 @@ _HALF_PASSWORD = re.compile(r"host '[^']*@")
 
 
 def describe(error: BaseException) -> str:
-    """Explain a database error and its remedy in one sentence, without any password."""
+    """Return one sentence that explains a database error and its remedy, without any password."""
     if isinstance(error, HorsiesError):
         remedy = f"; {error.help_text}" if error.help_text else ""
         return mask_url(f"{error.message.rstrip('.')}{remedy}.")
@@ -294,7 +294,7 @@ def describe(error: BaseException) -> str:
 
 
 def _remedy(lowered: str) -> str | None:
-    """Return the remedy for a message in lower case; None if the message explains itself."""
+    """Return the remedy for an error message, given in lower case; None if the message explains itself."""
     if _NO_DATABASE.search(lowered):
         return "The database does not exist; create it or correct database_url"
     if _NO_ROLE.search(lowered):

@@ -1,8 +1,6 @@
-"""The time limits of a connection: for locks, for statements, and for a server that does not answer.
-
-The server ends a statement that waits or runs for too long, and reports the reason. But a server that is
-frozen or cut off keeps its sockets open and never ends the wait for its answers. The client has to close
-such a connection.
+"""The time limits of a connection: for locks, for statements, and for a server that does not respond. The
+server ends a statement that waits or runs for too long, and reports the reason. But if the server is frozen
+or cut off, the socket stays open and no response ever arrives, so the client closes the connection.
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ LOCK_TIMEOUT_MS = 5_000
 
 class Limits(NamedTuple):
     """How many milliseconds a statement may wait for a lock, and how many it may take in total. Without
-    the second value, the time limits of the database and the role apply. A connection that gets no answer
-    for ``silence_seconds`` is closed.
+    ``statement_ms``, the time limits of the database and the role apply. A connection that gets no answer for
+    ``silence_seconds`` is closed.
     """
 
     lock_ms: int = LOCK_TIMEOUT_MS

@@ -1,8 +1,8 @@
 """LISTEN: a connection that receives notifications, reconnects by itself, and reports gaps.
 
-A notification is only a hint. Notifications sent while the connection is down are lost. So every
-reconnect is reported as a gap, and the owner then reads the tables again. The owner is a single thread or
-selector loop, and nothing here is shared between threads.
+A notification is only a hint. Notifications sent while the connection is down are lost. So every reconnect is
+reported as a gap, after which the owner reads the tables again. The owner is a single thread or selector
+loop; listeners are not shared between threads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAST_RETRY_SECONDS = 5.0
 
 
 class Received(NamedTuple):
-    """The pairs (channel, payload) received since the last call."""
+    """The (channel, payload) pairs received since the last call."""
 
     notifications: Sequence[tuple[str, str]] = ()
     # True after a (re)connect: notifications may have been lost, so read the tables.
@@ -52,7 +52,7 @@ class Inbox:
         return len(self._queue)
 
     def subscribe(self, connection: Connection[Any], channels: Sequence[str]) -> None:
-        """LISTEN on these channels, and handle notifications that arrive together with the answer to a
+        """LISTEN on these channels, and also collect notifications that arrive with the response to a
         statement.
         """
         self._prefix = channel_prefix(installation_of(connection).schema)
@@ -87,10 +87,8 @@ class Inbox:
 
 @dataclass(slots=True)
 class Listener:
-    """A LISTEN connection owned by one loop.
-
-    ``connect`` opens a session connection; ``channels`` are subscribed to after every connect.
-    ``failure`` holds the latest connection error while the listener is down.
+    """A LISTEN connection owned by one loop. ``connect`` opens a session connection, and every new connection
+    subscribes to ``channels``. ``failure`` holds the latest connection error while the listener is down.
     """
 
     connect: Callable[[], Connection[Any]]
@@ -120,14 +118,14 @@ class Listener:
         return self.connection.pgconn.socket
 
     def seconds_until_retry(self) -> float | None:
-        """Return the time until ``receive`` can reconnect, or None while connected."""
+        """Return the seconds until ``receive`` may reconnect, or None while connected."""
         if self.connection is None:
             return max(0.0, self._retry_at - time.monotonic())
-        return 0.0 if self.connection.closed else None  # a statement saw the connection closed
+        return 0.0 if self.connection.closed else None  # a statement found the connection closed
 
     def has_notifications(self) -> bool:
-        """Take notifications that arrived with the answer to a statement on this connection. The socket
-        does not become readable for them.
+        """Take notifications that arrived with the response to a statement on this connection; they do not
+        make the socket readable.
         """
         if self.connection is not None:
             self.inbox.collect(self.connection.pgconn)
@@ -184,10 +182,9 @@ def is_connection_alive(connection: Connection[Any], inbox: Inbox) -> bool:
 
 
 def free_notification_queue(connection: Connection[Any]) -> None:
-    """Free the part of the server's notification queue that every listening session has read.
-
-    The queue stays full even after the session that blocked it has ended. The server truncates the queue
-    only in this function and after a commit with a notification, which a full queue rejects.
+    """Free the part of the server's notification queue that every listening session has read. Otherwise the
+    queue stays full even after the session that blocked it has ended: the server truncates it only in this
+    function and after a commit with a notification, which a full queue rejects.
     """
     connection.execute("SELECT pg_catalog.pg_notification_queue_usage()", prepare=False)
 
@@ -195,7 +192,7 @@ def free_notification_queue(connection: Connection[Any]) -> None:
 def receives_own_notification(
     connect: Callable[[], Connection[Any]], timeout_seconds: float = 5.0
 ) -> bool:
-    """Prove that LISTEN works: notify ourselves and wait for the notification.
+    """Verify that LISTEN works, by sending a notification and waiting for it.
 
     A pooler in transaction mode accepts LISTEN but never delivers anything, so only a received
     notification is proof. A second connection sends the notification, because a connection that notifies

@@ -3,10 +3,9 @@
 The first process that uses a database brings its schema up to date. If twenty processes start at the same
 time, they wait for the lock one after another, and all but the first find nothing to do.
 
-Files in ``migrations`` create and change tables. Each of them is applied once, in order, and never
-undone. Files in ``functions`` only replace functions and triggers; all of them are applied after a new
-migration. So if a release renames a function or changes its parameters, the migration can simply drop the
-old one.
+Files in ``migrations`` create and change tables. Each migration is applied once, in order, and never undone.
+Files in ``functions`` only replace functions and triggers; all these files are applied after a new migration.
+So if a release renames a function or changes its parameters, the migration can simply drop the old one.
 
 The schema version is the number of the last migration. A release that changes a function file also adds a
 migration, even if it only contains a comment, so the version rises with every change. If the functions
@@ -105,8 +104,8 @@ WHERE held.granted AND held.pid <> pg_backend_pid()
 ORDER BY activity.xact_start LIMIT 5
 """
 
-# A process that waited for the lock must see the changes that its previous holder committed, even if the
-# database defaults to an isolation level with one snapshot for the whole transaction.
+# A process that waited for the lock must see the changes that the previous holder committed, even if the
+# database defaults to a stricter isolation level with one snapshot per transaction.
 _ISOLATION = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _PATH = f"SET LOCAL search_path = {SAFE_SEARCH_PATH}"
 _LOCK_TIMEOUT = f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"
@@ -144,9 +143,9 @@ class Migration:
 
     @property
     def sha(self) -> str:
-        """The digest that shows whether a function file has changed, or the way in which its names are
-        qualified. Every process compares the digests when it starts; qualifying all texts for this
-        purpose took 40 ms.
+        """The digest of a function file and of the rules that qualify its names. Every process compares these
+        digests when it starts. The digest covers the unqualified text, because qualifying all texts took 40
+        ms.
         """
         return sha256(f"{QUALIFYING_RULES}{self.sql}".encode()).hexdigest()
 
@@ -201,7 +200,7 @@ class _Record:
 
 
 def prepare_schema(database: Database) -> None:
-    """Bring the schema up to date; raise an error if it is outdated and this process may not change it."""
+    """Bring the schema up to date, or raise an error if it is outdated and this process may not change it."""
     with database.connect("schema", session=True) as connection:
         record = (
             _patiently(connection, partial(_read_record, connection))
@@ -256,8 +255,8 @@ def _pending(record: _Record, *, replaces: bool = False) -> Sequence[Migration]:
 
 
 def _refuse_renamed(record: _Record) -> None:
-    """Reject a database in which this version number is a different migration. It comes from a branch
-    whose numbers changed when it was merged.
+    """Reject a database in which this version number belongs to a different migration: one from a branch that
+    was renumbered when it was merged.
     """
     for one in _MIGRATIONS:
         name = record.names.get(one.version, one.name)
@@ -270,7 +269,9 @@ def _refuse_renamed(record: _Record) -> None:
 
 
 def _refuse_holes(record: _Record, missing: Sequence[Migration]) -> None:
-    """Reject an older release that lacks migrations: applying them would replace newer functions."""
+    """Raise an error if the database is newer than this release but lacks migrations: applying them would
+    replace newer functions with older ones.
+    """
     if missing:
         raise SchemaMissingError(
             f"The database schema is version {record.version}, newer than this release of horsies, but "
@@ -294,7 +295,7 @@ def _refuse_incompatible(record: _Record) -> None:
 
 
 def require_current_schema(connection: Connection[Any]) -> None:
-    """Raise an error unless the tables match this release; for processes that do not change the schema."""
+    """Raise an error unless the tables match this release. For processes that may not change the schema."""
     record = _read_record(connection)
     missing = _pending(record)
     if len(missing) == len(known_migrations()):
@@ -324,10 +325,9 @@ def apply_migrations(connection: Connection[Any], *, replaces: bool = False) -> 
 
 
 def _patiently(connection: Connection[Any], act: Callable[[], Value]) -> Value:
-    """Call ``act`` in its own transaction, and repeat it while another session's lock blocks it.
-
-    The wait for a lock is split into short attempts, so that other sessions can work in between. The
-    first attempt that fails logs which session holds the lock.
+    """Call ``act`` in its own transaction, and repeat it while another session's lock blocks it. The wait is
+    split into short attempts, so that other sessions can work in between. The first failed attempt logs which
+    session holds the lock.
     """
     if not connection.autocommit or connection.info.transaction_status != TransactionStatus.IDLE:
         return act()
@@ -398,7 +398,7 @@ def _create_schema(connection: Connection[Any], schema: str) -> None:
 
 
 def _describe_blockers(connection: Connection[Any]) -> str:
-    """Name the blocking sessions, the oldest first, and how to end the oldest one."""
+    """Return a text that names the blocking sessions, oldest first, and explains how to end the oldest."""
     schema = installation_of(connection).schema
     found = connection.execute(
         _FIND_BLOCKERS, {"schema": schema, "key": _migration_lock(schema)}
@@ -465,7 +465,7 @@ def _recorded(connection: Connection[Any], schema: str) -> list[tuple[Any, ...]]
 
 
 def foreign_table(table: str) -> UnusableSchemaError:
-    """Return the error for a table that has one of our names although there is no migration record."""
+    """Return the error for a schema that has a table of our names but no migration record."""
     return UnusableSchemaError(
         f"The table {table} in this database was made by another program, such as the horsies 0.5.4 of the "
         "public package index, or by a development version; use another database or schema, or drop its "

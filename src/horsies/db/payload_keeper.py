@@ -1,5 +1,4 @@
-"""PayloadKeeper: stores the large payload of one database, in its own table or in a store outside the
-database.
+"""PayloadKeeper: stores large payloads, in a table of the database or in a store outside the database.
 
 The order of writes is: first the object's row, in its own commit; then the object; then the task's row,
 which refers to it. An interruption in between leaves an object without a task, which the sweep deletes.
@@ -25,8 +24,8 @@ from horsies.payload_store import TABLE_STORE, PayloadStore, TableStore
 if TYPE_CHECKING:
     from horsies.db.database import Database
 
-# The minimum age at which the sweep deletes an object without a task, because the transaction of its send
-# may be open for this long.
+# The sweep deletes an object without a task only above this age, because the transaction of its send may be
+# open for this long.
 ORPHAN_SECONDS = 24 * 3600.0
 # How many objects one statement checks or deletes.
 SWEEP_BATCH = 500
@@ -34,7 +33,7 @@ FIRST = str(UUID(int=0))
 
 
 class PayloadKeeper:
-    """Keeps large payload for the processes of an application."""
+    """Stores and reads large payloads for the processes of an application."""
 
     __slots__ = ("_database", "_store", "above_bytes", "store_ids")
 
@@ -43,7 +42,7 @@ class PayloadKeeper:
         store = database.config.store
         self._store: PayloadStore | None = None if isinstance(store, TableStore) else store
         self.above_bytes = database.config.store_above_bytes
-        # Payload that was stored before the application changed to another store stays readable.
+        # Objects in the application's previous stores stay readable.
         self.store_ids: Collection[str] = [
             TABLE_STORE,
             *([] if self._store is None else [self._store.store_id]),

@@ -1,9 +1,9 @@
 """Pipeline: several statements in one round trip and one transaction.
 
-Every worker turn uses it. It does the same as psycopg's pipeline without a BEGIN, but one level lower:
-prepared statements over libpq's pipeline mode, parameters as text, rows through psycopg's own loaders. A
-turn takes about one millisecond in all. psycopg's cursors and generators would account for 0.45 ms of
-that; this module takes 0.1 ms. Schedulers use it as well, one statement at a time.
+Every worker turn uses it. It works like psycopg's pipeline without a BEGIN, but at a lower level: prepared
+statements in libpq's pipeline mode, parameters as text, rows through psycopg's own loaders. A turn takes
+about one millisecond in all. psycopg's cursors and generators would account for 0.45 ms of that; this module
+takes 0.1 ms. Schedulers use it as well, one statement at a time.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _INSIDE: _Frame = (), (b"COMMIT",)
 # Constants, because accessing an enum member takes 0.1 to 0.5 µs, and a turn needs about ten of them.
 _CONNECTED, _SYNC, _ROWS = ConnStatus.OK, ExecStatus.PIPELINE_SYNC, ExecStatus.TUPLES_OK
 _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
-# How long a cancel request may take.
+# The time limit of a cancel request.
 CANCEL_SECONDS = 2.0
 # The server accepts messages of up to a gigabyte, which includes the lengths and formats of parameters.
 MESSAGE_BYTES_MAX = 1024 * 1024 * 1024 - 64 * 1024
-# A statement's time limit does not end a COMMIT, so a group is cancelled too: when its answer is later
-# than the time limit by this much, or by the limit itself if that is shorter.
+# A statement's time limit does not end a COMMIT, so the whole group is cancelled too: this many seconds after
+# the time limit, or after twice the limit if that is sooner.
 COMMIT_SECONDS = 5.0
-# Behind a pooler, the server ends a statement after this share of the wait for an answer, so that it
-# can give a reason.
+# Behind a pooler, the server ends a statement after this fraction of the time limit for the response, so that
+# it can report the reason.
 _STATEMENT_SHARE = 0.8
-# What a server process is waiting for.
+# The wait event of a server process.
 _WAIT_EVENT = "SELECT wait_event FROM pg_catalog.pg_stat_activity WHERE pid = %s"
-# How long to wait for an answer between two calls of ``meanwhile``.
+# How long to wait for a response between two calls of ``meanwhile``.
 WAIT_SECONDS = 0.1
 
 
@@ -65,9 +65,8 @@ WAIT_SECONDS = 0.1
 class _Prepared:
     """The names of the statements that the session has prepared.
 
-    ``is_growing`` means that the current group prepares a statement for the first time. If that group
-    fails inside a transaction, the session may or may not have the statement: then ``is_doubtful`` is
-    set.
+    ``is_growing`` means that the current group prepares a statement for the first time. If that group fails
+    inside a transaction, it is unknown whether the session has the statement, so ``is_doubtful`` is set.
     """
 
     names: set[bytes] = field(default_factory=set)
@@ -78,11 +77,11 @@ class _Prepared:
 class Pipeline:
     """Runs groups of statements on one connection, each group as one transaction.
 
-    Without ``prepared`` (behind a pooler in transaction mode) every statement is parsed each time. A
-    group that gets no answer for ``timeout_seconds`` is cancelled and raises an error; with None it waits
-    as long as the connection lives. With ``logged`` the statements' names and durations are logged. With
-    ``inside`` each group is the end of a transaction that the caller has begun with ``command``: the
-    group ends with a COMMIT, and nothing commits if a statement fails.
+    Without ``prepared`` (behind a pooler in transaction mode) every statement is parsed each time. A group
+    without a response for ``timeout_seconds`` is cancelled and raises an error; None means no limit. With
+    ``logged`` the statements' names and durations are logged. With ``inside`` each group is the end of a
+    transaction that the caller has begun with ``command``: the group ends with a COMMIT, and nothing commits
+    if a statement fails.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Pipeline:
         inside: bool = False,
     ) -> None:
         self.connection = connection
-        # Opens a second session, which finds out why the first session does not answer.
+        # Opens a second session, which finds out why the first session does not respond.
         self._connect = connect
         self.timeout_seconds = self._patience_seconds = timeout_seconds
         # Whether the current group took too long and was cancelled.
@@ -111,9 +110,9 @@ class Pipeline:
         self._logged = logged
         self._prepared = _Prepared() if prepared else None
         self._poller = select.poll()
-        # Called every WAIT_SECONDS while waiting for an answer; an exception closes the connection.
+        # Called every WAIT_SECONDS while waiting for a response; an exception from it closes the connection.
         self.meanwhile: Callable[[], None] | None = None
-        # The error that ended reading from the socket.
+        # The error because of which the socket can no longer be read.
         self._break: OperationalError | None = None
         # The transformer is created without the connection, because behind a pooler the connection's
         # settings are those of the last transaction.
@@ -151,12 +150,14 @@ class Pipeline:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it is unknown which statements the session has prepared; only a new session solves this."""
+        """Return whether it is unknown which statements the session has prepared; the remedy is a new
+        session.
+        """
         return self._prepared is not None and self._prepared.is_doubtful
 
     @property
     def is_midway(self) -> bool:
-        """Whether a group was abandoned before its answer arrived; only a new session solves this."""
+        """Return whether a group was abandoned before its response arrived; the remedy is a new session."""
         return self.connection.pgconn.pipeline_status != PipelineStatus.OFF
 
     @property
@@ -165,9 +166,8 @@ class Pipeline:
         return None if self._prepared is None else self.connection.pgconn.backend_pid
 
     def run(self, steps: Sequence[Step], timeout_seconds: float | None = None) -> list[list[Any]]:
-        """Execute the statements in order and return the rows of each; either all of them apply or none.
-
-        ``timeout_seconds`` shortens the wait for this group's answer.
+        """Execute the statements in order, in one transaction, and return the rows of each.
+        ``timeout_seconds`` shortens the time limit for this group.
         """
         self._patience_seconds = self.timeout_seconds
         if timeout_seconds is not None:
@@ -185,7 +185,9 @@ class Pipeline:
         results = self._exchange(self.connection.pgconn, steps)
         self._raise_first_failure(results)
         if self._has_cancelled:
-            raise OperationalError("the commit is in doubt: its wait for a standby was cancelled")
+            raise OperationalError(
+                "the commit is in doubt, because its wait for a standby was cancelled"
+            )
         before, after = self._frame
         if after:
             if results[-1].command_status != b"COMMIT":
@@ -211,7 +213,9 @@ class Pipeline:
             raise error_from_result(failure)
 
     def run_script(self, script: Script[Answer]) -> Answer:
-        """Run a script, with each of its statements in its own transaction, and return its answer."""
+        """Run a script, with each of its statements in its own transaction, and return the
+        script's result.
+        """
         return drive(lambda statement, params: self.run([(statement, params)])[0], script)
 
     def _exchange(self, pgconn: PGconn, steps: Sequence[Step]) -> list[PGresult]:
@@ -346,7 +350,7 @@ class Pipeline:
         return row is not None and tuple(row) == ("SyncRep",)
 
     def _first_event(self, remaining: float | None) -> list[tuple[int, int]]:
-        """Wait for a socket event and call ``meanwhile`` in between. The result is empty after
+        """Wait for a socket event and call ``meanwhile`` regularly during the wait. The result is empty after
         ``remaining`` seconds.
         """
         while True:
@@ -380,15 +384,17 @@ class Pipeline:
                     if self._prepared is not None:
                         self._prepared.is_doubtful = self._prepared.is_growing
                     raise error_from_result(result)
-                # Nothing in this group was applied, and the PREPAREs in it may have been undone as well.
-                # This statement must not be prepared itself, which psycopg would do at its fifth use.
+                # The group was rolled back, and its PREPAREs may have been undone as well. The query for them
+                # must not be prepared itself, as psycopg would do at its fifth use.
                 if self._prepared is not None:
                     try:
                         self.connection.execute("DEALLOCATE ALL", prepare=False)
-                    except Error as error:  # unknown PREPAREs: only a new session helps
+                    except (
+                        Error
+                    ) as error:  # the prepared statements are unknown: a new session is needed
                         raise OperationalError(f"the session is in doubt: {error}") from error
                     self._prepared = _Prepared()
-                # rolls back a transaction opened by BEGIN; without one, nothing is sent
+                # rolls back the transaction that BEGIN opened, if any
                 self.connection.rollback()
                 failure = error_from_result(result)
                 if is_notification_queue_full(failure):
@@ -418,8 +424,8 @@ def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]
 
 
 def _answer_seconds(tcp_timeout_ms: int, limits: Limits, is_pooled: bool) -> float | None:
-    """Return how long to wait for an answer. Without a pooler there is no limit, because the connection
-    itself reports when it is lost.
+    """Return how long to wait for a response. Without a pooler there is no limit, because the connection
+    itself reports its loss.
     """
     if is_pooled and tcp_timeout_ms:
         return tcp_timeout_ms / 1000
@@ -450,7 +456,9 @@ def _send_plain(pgconn: PGconn, command: bytes) -> int:
 
 
 def given_options(url: str) -> str:
-    """Return the options in effect, without those of this library: options in the URL replace PGOPTIONS."""
+    """Return the user's connection options, without the options that this library adds. Options in the URL
+    replace PGOPTIONS.
+    """
     in_address = conninfo_to_dict(url).get("options")
     return str(os.environ.get("PGOPTIONS", "") if in_address is None else in_address)
 

@@ -1,4 +1,4 @@
-"""The schema that contains all tables and functions: its name is written into every SQL statement.
+"""Qualify the names in SQL statements with the schema that contains all tables and functions.
 
 The ``.sql`` files use names without a schema, so that they also run in psql. Before a statement is sent,
 ``in_schema`` qualifies the names, so that no statement depends on a search_path, even in a caller's
@@ -17,9 +17,9 @@ from importlib.resources import files
 
 from horsies.database_url import DEFAULT_SCHEMA, channel_prefix
 
-# Functions and sessions resolve operators, casts and unqualified function names only in these schemas. If
-# other users could create objects in one of these schemas, they could run code as any role that changes a
-# task.
+# Functions and sessions resolve operators, casts and unqualified function names only in these schemas. Other
+# users must not be able to create objects there, because such objects could run code as any role that changes
+# a task.
 SAFE_SEARCH_PATH = "pg_catalog, pg_temp"
 MIGRATIONS_TABLE = "horsies_migrations"
 
@@ -28,7 +28,7 @@ _CREATED = re.compile(
     r"(?:IF NOT EXISTS )?(horsies_\w+)",
     re.MULTILINE,
 )
-# Comments, literals and quoted names are not changed; function bodies are changed like other text.
+# Names in comments, literals and quotes stay unqualified; names in function bodies are qualified like others.
 _TOKEN = re.compile(
     r"""--[^\n]* | /\*.*?\*/ | \b[eE]'(?:\\.|[^'\\])*' | '[^']*' | "[^"]*"
     | (?P<body>\bAS\s+\$\$) | (?P<notify>\bpg_notify\() | (?P<lock>\b175134859[56]\b)
@@ -42,7 +42,7 @@ QUALIFYING_RULES = f"{_TOKEN.pattern} {SAFE_SEARCH_PATH} "
 
 
 def sql_files(folder: str) -> dict[str, str]:
-    """Return the ``.sql`` files in a folder of ``horsies.db``, in order, as names and texts."""
+    """Return the names and texts of the ``.sql`` files in a folder of ``horsies.db``, in order."""
     found = (entry for entry in files("horsies.db").joinpath(folder).iterdir())
     entries = sorted((entry.name, entry) for entry in found if entry.name.endswith(".sql"))
     return {name: entry.read_text("utf-8") for name, entry in entries}
@@ -65,7 +65,7 @@ def in_schema(text: str, schema: str) -> str:
         match token.lastgroup:
             case "name" if found in object_names():
                 return f'"{schema}".{found}'
-            case "index":  # CREATE INDEX takes only an unqualified name
+            case "index":  # CREATE INDEX accepts only an unqualified name
                 return f'{found}"{schema}".'
             case "body":
                 return f"SET search_path = {SAFE_SEARCH_PATH} {found}"

@@ -1,9 +1,9 @@
 """The embedded PostgreSQL's programs, in a directory where the server's user can run them.
 
-Root's server runs as another user, which often cannot enter the virtual environment, because home
-directories are closed to other users. The programs contain no secrets, so they are copied to a directory
-that belongs to root and is named after the digest of its contents. Other users cannot write there, and
-the mode of existing directories is not changed.
+If root starts the server, it runs as another user, which often cannot enter root's virtual environment,
+because home directories are closed to other users. So the programs, which contain no secrets, are copied to a
+directory that belongs to root and is named after the digest of its contents. Other users cannot write there,
+and the mode of existing directories is not changed.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ def run_program(
     except subprocess.CalledProcessError as error:
         if "invalid locale settings" not in error.output:
             raise
-        # The environment names a locale that this machine lacks, which can happen after ssh from another
-        # machine.
+        # The environment names a locale that this machine lacks, for example after ssh from another machine.
         options["env"] |= {"LC_ALL": "C"}
         return _run(command, options)
 
@@ -164,7 +163,7 @@ def _copied_mode(path: Path) -> int:
 
 
 def _homes() -> list[Path]:
-    """Return the directories in which to keep copies, the best one first."""
+    """Return the directories in which copies may be kept, the preferred directory first."""
     if is_root():
         first = ROOT_HOME
     else:
@@ -185,7 +184,7 @@ def _copy(files: Files, home: Path, name: str) -> Path:
             _remove_remains(home)
             if not _is_complete(copy, files):
                 _write(files, home, copy)
-    os.utime(copy)  # it is in use
+    os.utime(copy)  # the copy is in use
     return copy
 
 
@@ -235,7 +234,7 @@ def _is_private(directory: Path, *, is_last: bool) -> bool:
 
 @contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    # The directory itself is not locked, because any user could open it and keep it locked.
+    # The lock is not on the directory itself, because any user could open the directory and keep it locked.
     descriptor = os.open(home / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if sys.platform != "win32":
@@ -246,8 +245,8 @@ def _lock(home: Path) -> Iterator[None]:
 
 
 def _is_complete(copy: Path, files: Files) -> bool:
-    """Return whether all files exist, because some may have been lost in a crash of the machine or in a
-    clean-up of /tmp.
+    """Return whether all files exist; some may have been lost in a crash of the machine or a clean-up of
+    /tmp.
     """
     try:
         return all(

@@ -23,8 +23,8 @@ if sys.platform != "win32":
 SERVER_USER = "pgserver"
 _CREATION_ATTEMPTS = 20
 _CREATION_PAUSE_SECONDS = 0.25
-# Only these variables of root's environment are passed on. The others may contain secrets, and the
-# server's user can read the environment of its own processes.
+# The variables of root's environment that are passed to the server's processes. Other variables may contain
+# secrets, and the server's user can read the environment of its own processes.
 _SHARED_VARIABLES = ("PATH", "TMPDIR", "TZ", "TZDIR", "LANG", "LANGUAGE", "LD_LIBRARY_PATH")
 
 
@@ -33,7 +33,7 @@ def is_root() -> bool:
 
 
 def user_name() -> str:
-    """Return the name of this process's user, because PostgreSQL identifies users by name."""
+    """Return the name of this process's user; PostgreSQL identifies users by name."""
     if sys.platform == "win32":
         return ""
     try:

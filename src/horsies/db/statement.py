@@ -2,10 +2,10 @@
 
 Every statement lives in a ``.sql`` file under ``db/statements``, below a ``-- name:`` heading, and is
 declared once in the catalogue module of the same name. The declaration is a function without a body: its
-parameters are the parameters of the SQL, and its return annotation is the type of one row, a named tuple
-or a dataclass. The module cannot be imported if a statement and its declaration do not match. So a search
-for the name finds the SQL, the declaration and the callers. Parameters that the code handles as one
-value, such as the row of a send, are a named tuple.
+parameters are the parameters of the SQL, and its return annotation is the type of one row, a named tuple or a
+dataclass. The module cannot be imported if a statement and its declaration do not match. A search for the
+name finds the SQL, the declaration and the callers. Parameters that the code handles as a single value, such
+as the row of a send, form a named tuple.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from horsies.db.database import Installation, installation_of
 from horsies.db.schema import in_schema
 from horsies.encryption import Payloads, masked, masked_text
 
-# Type variables: a statement's parameters, and one of its rows. Rows are named tuples; rows that are part
-# of the public API may be dataclasses.
+# Type variables for the parameters of a statement and for one of its rows. Rows are named tuples; rows that
+# are part of the public API may be dataclasses.
 P = ParamSpec("P")
 Row = TypeVar("Row")
 Answer = TypeVar("Answer")
@@ -72,7 +72,7 @@ class Statement(Generic[P, Row]):
         defaults: tuple[Any, ...] = getattr(signature, "__defaults__", None) or ()
         self._defaults = dict(zip(self.parameters[::-1], defaults[::-1], strict=False))
         self.has_rows = bool(field_names(row_type))
-        # The positions of the parameters and columns that are annotated as payload.
+        # The positions of parameters and columns that are annotated as payload.
         self._sent_payload = _SentPayload.of(signature, self.parameters)
         self._read_payload = _ReadPayload.of(row_type)
         # Parameters that `bound` has replaced by literals in the text.
@@ -82,7 +82,7 @@ class Statement(Generic[P, Row]):
         self.make_row: Callable[[Sequence[Any]], Row] = (
             (lambda values: row_type(*values))
             if is_dataclass(row_type)
-            # The same as a named tuple's `_make`, without a Python call for each row.
+            # Works like a named tuple's `_make`, without a Python call for each row.
             else partial(tuple.__new__, row_type)  # type: ignore[type-var]
         )
         self._row_factory = args_row(row_type)
@@ -98,11 +98,8 @@ class Statement(Generic[P, Row]):
         return self, args
 
     def bound(self, **constants: Any) -> Statement[Any, Row]:
-        """Return this statement with some parameters inlined as literals, so that they are not sent with
-        each execution.
-
-        This is useful for values that do not change in a session: writing, sending and reading a
-        parameter costs about 1 µs in all.
+        """Return this statement with some parameters inlined as literals. This suits values that do not
+        change during a session, because writing, sending and reading a parameter costs about 1 µs in all.
         """
         found = copy(self)
         found._constants = {name: _literal(value) for name, value in constants.items()}
@@ -149,14 +146,14 @@ class Statement(Generic[P, Row]):
     async def stored_async(
         self, params: tuple[Any, ...], payloads: Payloads | None
     ) -> tuple[Any, ...]:
-        """Like ``stored``, but without blocking the event loop while a store answers."""
+        """Like ``stored``, but without blocking the event loop during requests to a store."""
         if payloads is None or self._sent_payload.owner is None or not payloads.has_store:
             return self.stored(params, payloads)
         return await asyncio.to_thread(self.stored, params, payloads)
 
     def read(self, rows: list[Row], payloads: Payloads | None) -> list[Row]:
-        """Return the rows with their payload decrypted, as far as the codec has the keys. Texts that are
-        shown to people are masked if they cannot be decrypted or if their store does not answer.
+        """Return the rows with their payload decrypted, if the codec has the keys. Texts that are shown to
+        people are masked if they cannot be decrypted or if their store does not answer.
         """
         columns, has_masks = self._read_payload
         if not columns or (payloads is None and not has_masks):
@@ -164,7 +161,7 @@ class Statement(Generic[P, Row]):
         return [self._read_row(row, payloads) for row in rows]
 
     async def read_async(self, rows: list[Row], payloads: Payloads | None) -> list[Row]:
-        """Like ``read``, but without blocking the event loop while a store answers."""
+        """Like ``read``, but without blocking the event loop during requests to a store."""
         if payloads is None or not self._read_payload.columns or not payloads.has_store:
             return self.read(rows, payloads)
         return await asyncio.to_thread(self.read, rows, payloads)
@@ -215,8 +212,8 @@ class Statement(Generic[P, Row]):
     ) -> list[Row]:
         """Execute on a synchronous connection and return the rows, if the statement returns any.
 
-        ``within`` is the installation, if it is not the one of the connection. Behind a pooler, sessions
-        keep no settings, so the statement runs in a transaction that begins with them.
+        ``within`` replaces the installation of the connection. Behind a pooler, sessions keep no settings, so
+        the statement runs in a transaction that begins by setting them.
         """
         installation = within or installation_of(connection)
         payloads = installation.payloads
@@ -347,8 +344,8 @@ def _with_owner(stored: Callable[[str, str], str], owner: str, text: str) -> str
 
 
 class _PayloadColumn(NamedTuple):
-    """How a payload column is read. A column that is shown to people has a mask. ``must_answer`` is set
-    if a program or a search needs the value, so that a store that does not answer is an error.
+    """How a payload column is read. A column that is shown to people has a mask. ``must_answer`` is set if a
+    program or a search needs the value, so a failure of the store raises an error.
     """
 
     mask: Callable[[str], str] | None = None
@@ -363,7 +360,7 @@ class _PayloadColumn(NamedTuple):
             return text
 
 
-# The column kinds by a word in the annotation; the first word that occurs is used.
+# The kinds of columns, by a word in the annotation; the first matching word decides.
 _COLUMNS = {
     "ShownText": _PayloadColumn(masked_text),
     "ShownPayload": _PayloadColumn(masked, must_answer=False),
@@ -393,7 +390,7 @@ class _ReadPayload(NamedTuple):
 
 
 def _each_text(change: Callable[[str], str], value: Any) -> Any:
-    """Change a text, or each text of an array; None stays None."""
+    """Apply a function to a text or to each text of an array; None stays None."""
     if isinstance(value, str):
         return change(value)
     return value if value is None else [_each_text(change, one) for one in value]
@@ -414,7 +411,7 @@ def _numbered(text: str, names: tuple[str, ...]) -> bytes:
 
 
 def _literal(value: Any) -> str:
-    """Write a value as an untyped literal, which means the same as a parameter with this text."""
+    """Return a value as an untyped SQL literal, which is equivalent to a parameter with this text."""
     text = _WRITERS[type(value)](value)
     if text is None:
         return "NULL"
@@ -424,7 +421,7 @@ def _literal(value: Any) -> str:
 
 
 def _written(value: Any) -> bytes:
-    """Write a value of a rare type, such as a time or an enum member."""
+    """Return the text of a value of a rare type, such as a time or an enum member."""
     return _encoded(_plain(value))
 
 
@@ -435,8 +432,8 @@ def _plain(value: Any) -> str:
     return int.__repr__(value) if isinstance(value, int) else str(value)
 
 
-# Caches arrays that recur, such as a worker's queues. The cache is typed, because True equals 1 but has a
-# different text.
+# Arrays that recur, such as a worker's queues, are cached. The cache is typed, because True equals 1 but has
+# a different text.
 @lru_cache(maxsize=256, typed=True)
 def _constant_array(*values: Any) -> bytes:
     return _array(values)
@@ -509,14 +506,14 @@ def one_or_none(rows: list[Row]) -> Row | None:
     return rows[0] if rows else None
 
 
-# A script decides which statements to run but never waits; the functions below do the waiting. In this
-# way the synchronous and asynchronous methods share the same logic.
+# A script decides which statements to run but never waits; the functions below wait for the results. In this
+# way, synchronous and asynchronous methods share their logic.
 Step = tuple[Statement[Any, Any], Any]
 Script = Generator[Step, list[Any], Answer]
 
 
 def read_rows(step: tuple[Statement[Any, Row], Any]) -> Script[list[Row]]:
-    """A script with one statement. Its answer is the list of that statement's rows."""
+    """Return a script with one statement; the script's result is the list of the statement's rows."""
     rows: list[Row] = yield step
     return rows
 
@@ -529,7 +526,7 @@ ExecuteAsync = Callable[[Statement[Any, Any], Any], Awaitable[list[Any]]]
 def run_script(
     connection: Connection[Any], script: Script[Answer], *, logged: bool = False
 ) -> Answer:
-    """Run a script's statements on a synchronous connection and return its answer."""
+    """Run a script's statements on a synchronous connection and return the script's result."""
     return drive(lambda statement, params: statement.run(connection, params), script, logged=logged)
 
 
@@ -545,7 +542,7 @@ async def run_script_async(
 
 
 def drive(execute: Execute, script: Script[Answer], *, logged: bool = False) -> Answer:
-    """Execute a script's statements and return its answer."""
+    """Execute a script's statements and return the script's result."""
     rows: Any = None
     try:
         while True:

@@ -1,5 +1,5 @@
--- Notifications. The triggers on tasks fire once per statement and notify once per queue, however many rows changed,
--- because a notifying commit takes a lock that all notifying commits in the database share.
+-- Notifications. The triggers on tasks fire once per statement and notify once per queue, regardless of the number of
+-- changed rows, because notifying commits wait for each other at a lock of the whole database.
 --
 -- A payload is only a hint and is never trusted. A statement that inserts one row sends the id of that row; a bulk
 -- insert sends an empty payload; "@" means that tasks of the queue have keys (19_keys.sql). A payload is limited to
@@ -11,8 +11,8 @@
 -- no due task, or pass the wake-up on (worker/wakeups.py). If one of two woken workers is dead, the other one claims
 -- the task. If all woken workers are dead, an idle worker finds the task at its next poll.
 
--- Return up to "p_wanted" of the queue's workers that wait for tasks. The search starts at a random lock key: these
--- keys are random numbers below 2^62.
+-- Return up to "p_wanted" workers of the queue that wait for tasks. The search starts at a random lock key: these keys
+-- are random numbers below 2^62.
 CREATE OR REPLACE FUNCTION horsies_waiting_workers(p_queue text, p_wanted integer, p_except text)
 RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -38,9 +38,9 @@ $$;
 -- Wake workers for "p_count" due tasks of a queue: all workers if there are few workers or many tasks, otherwise one
 -- worker more than there are tasks. If no worker is waiting, two busy workers are notified: a worker may begin to wait
 -- before the sender commits, and a notified worker finds the new tasks. In a transaction with an older snapshot, the
--- workers that the query sees may all be dead by now, so in that case all workers are woken. The function runs with its
--- owner's privileges, so that a producer needs no right to read the workers table. No send waits for that table: while
--- another session has locked it, all workers are woken.
+-- query may see only workers that have died since, so all workers are woken. The function runs with its owner's
+-- privileges, so that a producer needs no right to read the workers table. If another session has locked that table,
+-- the send does not wait but wakes all workers.
 CREATE OR REPLACE FUNCTION horsies_wake(p_queue text, p_count bigint, p_hint text)
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
@@ -97,7 +97,7 @@ BEGIN
 END
 $$;
 
--- A delayed task concerns all workers of its queue: each of them notes when the task becomes due.
+-- A delayed task is announced to all workers of its queue, because each of them notes when the task becomes due.
 CREATE OR REPLACE FUNCTION horsies_notify_inserted_tasks() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('task_new', CASE WHEN hint = '@' THEN '' ELSE hint END),

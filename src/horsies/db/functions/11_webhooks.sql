@@ -1,7 +1,7 @@
 -- Webhooks. When a task or run ends, the delivery of that event is a new task, inserted in the transaction that records
 -- the end. The triggers on tasks and runs call these functions, so every statement that ends a task or run is covered.
 -- Without webhooks the triggers never call them. The end of a delivery is not an event itself; otherwise a receiver
--- that is down would create deliveries without end.
+-- that is down would cause endless deliveries.
 --
 -- One built-in task checks for findings on behalf of all workers. The findings of each check are compared with those of
 -- the previous check.
@@ -77,9 +77,9 @@ BEGIN
 END
 $$;
 
--- Nothing -> open for the new findings in "p_found"; open -> nothing for stored findings that these checks no longer
--- report. A check that could not read its facts is not in "p_checks", so its findings stay open. Returns how many
--- events were stored.
+-- Nothing -> open for the new findings in "p_found"; open -> nothing for stored findings that the checks in "p_checks"
+-- no longer report. The findings of a check that could not read its facts, and so is not in "p_checks", stay open.
+-- Returns how many events were stored.
 CREATE OR REPLACE FUNCTION horsies_record_findings_v1(p_found jsonb, p_checks text[]) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,4 +1,5 @@
--- The tasks and runs that are still blocked, that is, in the state in which the database refused their next change.
+-- Return the tasks and runs that are still blocked: they are in the state in which the database refused their next
+-- change.
 CREATE OR REPLACE FUNCTION horsies_blocked_v1() RETURNS SETOF horsies_blocked LANGUAGE sql STABLE AS $$
     SELECT blocked.* FROM horsies_blocked AS blocked
     WHERE EXISTS (

@@ -20,7 +20,7 @@ BEGIN
         IF EXISTS (SELECT FROM horsies_task_logs) THEN
             DELETE FROM horsies_task_logs AS log WHERE log.task_id = ANY(ARRAY(SELECT deleted.id FROM deleted));
         END IF;
-        -- The next tables are empty if no application uses durable functions.
+        -- The following tables are empty if no application uses durable functions.
         IF EXISTS (SELECT FROM horsies_steps) THEN
             DELETE FROM horsies_steps AS step WHERE step.task_id = ANY(ARRAY(SELECT deleted.id FROM deleted));
         END IF;

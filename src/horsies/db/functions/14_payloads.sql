@@ -1,8 +1,9 @@
--- Large payload stored outside the rows of tasks: which tasks and runs own an object, and when the object is deleted.
+-- Large payloads, which are stored as objects outside the rows of tasks: which tasks and runs own an object, and when
+-- it is deleted.
 
 -- Delete the objects that no task or run owns. An object outside the database is only marked here: the sweep first
--- deletes it from its store and then deletes its row. This function locks the rows first, so that it sees owners that
--- another transaction adds.
+-- deletes it from its store and then deletes its row. The rows are locked first, so that owners added by a concurrent
+-- transaction are seen.
 CREATE OR REPLACE FUNCTION horsies_release_payloads_v1(p_ids uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM horsies_payloads AS kept WHERE kept.id = ANY(p_ids) ORDER BY kept.id FOR UPDATE;

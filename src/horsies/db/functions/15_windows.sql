@@ -1,9 +1,9 @@
--- Windows: see the glossary. A child can hold several short tasks. Whether a task may share a child is decided when the
--- task is sent.
+-- Windows: a child can hold several short tasks at the same time (see the glossary). The send decides whether a task
+-- may share a child.
 
--- Return whether a task with these options may wait in a child behind other tasks. It may if its retry policy lists
--- WORKER_CRASHED, because it is then retried even if it is unknown whether it started, or if it is declared with
--- burst=True. Nearly all options need only the first test, which costs 0.1 us; parsing JSON costs 3 us.
+-- Return whether a task with these options may wait in a child behind other tasks. It may if it is declared with
+-- burst=True, or if its retry policy lists WORKER_CRASHED, because it is then retried even if it is unknown whether it
+-- started. Nearly all options need only the first test, which costs 0.1 us; parsing JSON costs 3 us.
 CREATE OR REPLACE FUNCTION horsies_is_burst_v1(p_options text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     IF p_options IS NULL OR (p_options NOT LIKE '%"WORKER_CRASHED"%' AND p_options NOT LIKE '%"burst"%') THEN

@@ -1,16 +1,15 @@
 -- Rates: how many tasks of a queue may start per period, in the whole cluster, measured by the database's clock.
 --
--- Each queue with a rate has one row, its meter. The column "next_at" is the time at which all starts so far are paid
--- for (the generic cell rate algorithm). A claim of n tasks advances that time by n times the seconds per start. A
--- claim may move that time to at most "burst" starts ahead of the clock. So at most N + burst - 1 tasks start in any
--- period that is long enough for N starts. Tasks beyond the rate wait in their queue. The row stays locked until the
--- claim commits, so no two turns use the same start, and a turn that rolls back uses none. Lock order: caps, then
--- meters by name, then tasks.
+-- Each queue with a rate has one row, its meter. Its column "next_at" is the time at which all starts so far are paid
+-- for (the generic cell rate algorithm). A claim of n tasks advances "next_at" by n times the seconds per start, to at
+-- most "burst" starts ahead of the clock. So at most N + burst - 1 tasks start in any period that is long enough for N
+-- starts. Tasks beyond the rate wait in their queue. The row stays locked until the claim commits, so no two turns use
+-- the same start, and a turn that rolls back uses none. Lock order: caps, then meters by name, then tasks.
 
--- Give a meter another rate, while its row is locked. The starts that are not paid for yet are paid at the new rate. So
--- a higher rate applies immediately, not only when the old rate would have allowed the next start. The number of unpaid
--- starts does not change: when workers of two configurations take turns, neither gains starts by the change of rate.
--- That number is limited to one burst, even if the clock was set back.
+-- Give a meter another rate, while its row is locked. Starts that are not paid for yet are paid at the new rate, so a
+-- higher rate applies immediately. The number of unpaid starts does not change, so workers with two different
+-- configurations gain no starts when they take turns. This number is limited to one burst, even if the clock was set
+-- back.
 CREATE OR REPLACE FUNCTION horsies_change_rate(p_meter horsies_meters, p_seconds float8, p_burst integer)
 RETURNS timestamptz LANGUAGE plpgsql AS $$
 BEGIN
@@ -80,8 +79,8 @@ CREATE OR REPLACE FUNCTION horsies_starts_at(p_meter horsies_meters) RETURNS tim
 RETURN p_meter.next_at - (p_meter.burst - 1) * p_meter.seconds * interval '1 second';
 
 -- Return the seconds until the rate of one of these queues allows the next start; NULL if no rate is holding tasks
--- back. A rate that allowed a start before the last check has not turned away any claim since then, so its queue is
--- left out.
+-- back. A queue whose rate already allowed a start at the last check is left out, because its rate has turned away no
+-- claim since.
 CREATE OR REPLACE FUNCTION horsies_seconds_until_start_v1(p_queues text[], p_last_look timestamptz)
 RETURNS double precision LANGUAGE plpgsql STABLE AS $$
 BEGIN

@@ -1,15 +1,15 @@
--- Keys: the tasks of a queue are shared out by key, and each key can have its own limits.
+-- Keys: workers take the tasks of a queue from each key in turn, and each key can have its own limits.
 --
--- A lane is one key in one queue. Tasks with a key are held, so the claim of plain tasks and its index never find them,
--- and a queue without keys runs nothing from this file. Lanes are numbers, so they form a ring. A claim starts at the
--- place where the worker's previous claim stopped ("cursor"), takes one task from each lane in turn, and goes around
--- again while children are free. One index probe finds the next lane, so a million tasks of one key do not delay the
--- next key. Lane 0 stands for all tasks of the queue without a key.
+-- A lane is one key in one queue. Tasks with a key are held, so that the claim of plain tasks never finds them. A queue
+-- without keys uses nothing from this file. Lanes are numbers, so they form a ring. A claim starts at the place where
+-- the worker's previous claim stopped ("cursor"), takes one task from each lane in turn, and goes around again while
+-- children are free. One index probe finds the next lane, so a million tasks of one key do not delay the next key. Lane
+-- 0 stands for all tasks of the queue without a key.
 --
--- Claimed tasks leave dead index entries at the front of their lane, and an open transaction keeps those entries there.
--- So for each lane from which the worker has taken many tasks, it sends its last position in that lane ("p_marks", see
--- 20_claim.sql), and a claim starts behind that position. A fifo lane is always searched from its front, because no
--- task may pass the first one.
+-- Claimed tasks leave dead index entries at the front of their lane, and an open transaction keeps vacuum from removing
+-- them. So for each lane from which a worker has taken many tasks, it sends its last position in that lane ("p_marks",
+-- see 20_claim.sql), and the claim starts behind that position. A fifo lane is always searched from its front, because
+-- no task may overtake the first.
 --
 -- The number of tasks in flight is counted for each claim and never stored: a claim counts the tasks in flight of a
 -- lane with limits under an advisory lock of that lane, in the same transaction that starts more of them. No turn waits
@@ -61,12 +61,12 @@ END
 $$;
 
 -- Return the next lanes with due tasks behind a place of the ring, in order, and the first task of each; marked lanes
--- are searched behind their marks. The walk ends at the place "p_begin", where the claim's walk started. Lane 0 is
+-- are searched behind their marks. The walk ends at "p_begin", the place where the claim's walk started. Lane 0 is
 -- always included when the walk passes it, without a task, and does not count towards "p_count". "is_past" is true once
 -- the walk has passed the end of the ring and continued from its beginning. With "p_is_async", only lanes with "async
--- def" tasks are found, and the first of those tasks. One query finds either a lane before the next mark or the marked
--- lane itself: two queries, in a function that was called for each lane, took 0.045 ms per lane; a lane without a mark
--- now takes 0.016 ms.
+-- def" tasks are found, and the first of those tasks. A single query finds either a lane before the next mark or the
+-- marked lane itself. This takes 0.016 ms for a lane without a mark; two queries, in a function called per lane, took
+-- 0.045 ms.
 CREATE OR REPLACE FUNCTION horsies_walk_lanes(
     p_queue text, p_begin bigint, p_after bigint, p_count integer, p_is_past boolean DEFAULT false,
     p_marks horsies_lane_marks DEFAULT NULL, p_is_async boolean DEFAULT NULL,
@@ -164,10 +164,10 @@ BEGIN
 END
 $$;
 
--- Count the waiting tasks with keys in each of these queues, or in all: due tasks and delayed tasks, up to "p_most" of
--- each, and the time since which the oldest of the due tasks is due. One index probe per queue finds the queues. A
--- delayed task counts as due once its time has come, even if no worker has moved it to its lane yet. The first task of
--- a fifo lane keeps its place while it waits for its retry.
+-- Count the due and the delayed tasks with keys in each of these queues, or in all queues, up to "p_most" of each kind,
+-- and return the due time of the oldest due task. One index probe per queue finds the queues. A delayed task counts as
+-- due once its time has come, even if no worker has moved it to its lane yet. The first task of a fifo lane keeps its
+-- place while it waits for its retry.
 CREATE OR REPLACE FUNCTION horsies_count_keyed_v1(p_queues text[], p_most integer)
 RETURNS TABLE (queue_name text, due bigint, delayed bigint, first_due_at timestamptz)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -211,7 +211,7 @@ BEGIN
 END
 $$;
 
--- Return the waiting tasks with keys, for lists.
+-- Return waiting tasks with keys, for commands and pages that list them.
 CREATE OR REPLACE FUNCTION horsies_keyed_tasks_v1(p_queues text[]) RETURNS TABLE (
     id uuid, task_name text, error_code text, claimed_by_worker_id text, worker_hostname text, retry_count integer)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -238,7 +238,7 @@ BEGIN
 END
 $$;
 
--- Return whether a queue has a due task without a key: one probe per priority in use.
+-- Return whether a queue has a due task without a key, by one index probe per priority in use.
 CREATE OR REPLACE FUNCTION horsies_has_plain_due(p_queue text, p_look_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -400,9 +400,9 @@ END
 $$;
 
 -- Return how many tasks of a lane may start now. The tasks of a lane with a cap or a rate are counted under the lane's
--- lock. A first count without the lock keeps claims from taking the lock of a full lane. "wait_seconds" is the time
--- until the rate allows the next start, or a short random wait if another claim holds the lane's lock. It is NULL for a
--- full lane, because the turn that ends one of its tasks claims another or notifies.
+-- lock. A first count without the lock saves claims from locking a full lane. "wait_seconds" is the time until the rate
+-- allows the next start, or a short random wait if another claim holds the lane's lock. It is NULL for a full lane,
+-- because the turn that ends one of its tasks claims the next task itself or notifies other workers.
 CREATE OR REPLACE FUNCTION horsies_lane_room(
     p_queue text, p_lane bigint, p_limits horsies_lanes, OUT room integer, OUT wait_seconds double precision)
 LANGUAGE plpgsql AS $$
@@ -507,15 +507,15 @@ BEGIN
 END
 $$;
 
--- Return how many tasks a lane gets in one turn: on average its weight, so that a claim does not depend on other
--- claims. A turn that was cut short because the places ran out continues in the next claim as a new turn.
+-- Return how many tasks a lane gets in one turn: a random number whose average is the lane's weight, so that claims
+-- need no shared state. A turn that is cut short for lack of places continues in the next claim as a new turn.
 CREATE OR REPLACE FUNCTION horsies_turns(p_weight double precision) RETURNS integer LANGUAGE sql VOLATILE AS $$
     SELECT CASE WHEN p_weight > 1 THEN greatest(1, ceil(ln(1 - random()) / ln(1 - 1 / p_weight)))::integer
         ELSE (random() < p_weight)::integer END
 $$;
 
--- Distribute these places among lanes by their weights, up to the number that each lane may start. The shares are exact
--- on average, because the distribution starts at a random point.
+-- Distribute places among lanes by their weights, up to the number of tasks that each lane may start. The shares are
+-- exact on average, because the distribution starts at a random point.
 CREATE OR REPLACE FUNCTION horsies_shares_by_weight(p_places integer, p_weights double precision[], p_rooms integer[])
 RETURNS integer[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -529,7 +529,7 @@ BEGIN
 END
 $$;
 
--- Lock and return those of these first tasks that this claim may take. They were chosen without a lock, so another
+-- Lock and return the tasks in "p_heads" that this claim may still take. They were chosen without a lock, so another
 -- claim may have taken some of them.
 CREATE OR REPLACE FUNCTION horsies_lock_heads(
     p_queue text, p_heads uuid[], p_look_at timestamptz, p_only_short boolean, p_short_names text[],
@@ -551,9 +551,9 @@ END
 $$;
 
 -- Claim by the lanes of one queue: lock and return up to "p_wanted" due tasks, one from each lane behind the cursor,
--- and more from these lanes if there are fewer lanes than places. Places for tasks without a key stay free: lane 0 has
--- its turn like the other lanes. "is_drained" means that no lane has more tasks for this worker now. "wait_seconds" is
--- the time after which a lane with limits may have more.
+-- and more from these lanes if there are fewer lanes than places. Lane 0 has its turn like the other lanes: its places
+-- stay free for tasks without a key. "is_drained" means that no lane has more tasks for this worker now. "wait_seconds"
+-- is the time after which a lane with limits may have more.
 CREATE OR REPLACE FUNCTION horsies_due_by_lane(
     p_queue text, p_cursor bigint, p_wanted integer, p_look_at timestamptz, p_only_short boolean, p_short_names text[],
     p_is_async boolean, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[], p_marks horsies_lane_marks,
@@ -579,7 +579,7 @@ DECLARE
     -- Whether any key has its own limits.
     has_own boolean;
     turns integer;
-    -- The lanes that have had a turn and may have more tasks, and how many more tasks of each may start.
+    -- Lanes that had their turn in this claim and may have more tasks, and how many more tasks of each may start.
     generous bigint[] := '{}';
     rooms integer[] := '{}';
     weights double precision[] := '{}';
@@ -704,10 +704,10 @@ BEGIN
         generous := generous || lanes;
         EXIT WHEN is_drained;
     END LOOP;
-    -- Every lane has had its turn: the lanes share the remaining places, as far as their limits allow, and by weight if
-    -- they have weights. A lane that returns fewer tasks than requested is empty, and the others share its places,
-    -- starting behind the lane that got the last place. A few rounds are enough for one claim. Lane 0 takes part and
-    -- never counts as empty.
+    -- Every lane has had its turn, so the lanes share the remaining places within their limits, by weight if they have
+    -- weights. If a lane returns fewer tasks than requested, it is empty, and the other lanes share its places,
+    -- starting behind the lane that got the last place. A few rounds suffice for one claim. Lane 0 takes part and never
+    -- counts as empty.
     is_weighted := has_limits AND array_remove(weights, 1) <> '{}';
     WHILE places > 0 AND is_drained AND array_remove(generous, 0) <> '{}' LOOP
         rounds := rounds + 1;
@@ -746,11 +746,11 @@ BEGIN
 END
 $$;
 
--- A transaction has ended tasks of these lanes; each ended task frees one place. Notify workers that a cap or the order
--- of a lane may have turned away, unless the claim of the same transaction has taken all places of the lane again
--- ("p_taken"), or no task waits in the lane. For the lanes in "p_marked", workers are notified without a search for a
--- waiting task, because a search in front of the mark would read the dead entries that the mark skips. The queues in
--- "p_searched" are an exception: the claim itself has already searched in front of their marks.
+-- Notify workers that a cap or the order of one of these lanes may have turned away, because this transaction has ended
+-- tasks of the lanes and each ended task frees one place. A lane needs no notification if the claim in the same
+-- transaction has taken all its free places ("p_taken"), or if no task waits in it. For the lanes in "p_marked",
+-- workers are notified without a search for a waiting task, because it would read the dead entries that the mark skips.
+-- The queues in "p_searched" are an exception, because the claim has already searched in front of their marks.
 CREATE OR REPLACE FUNCTION horsies_offer_lanes(
     p_queues text[], p_lanes bigint[], p_taken uuid[], p_marked bigint[], p_searched text[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -779,7 +779,7 @@ BEGIN
 END
 $$;
 
--- Tasks of fifo lanes have failed finally: pause the lanes whose limits ask for that.
+-- Pause the fifo lanes of these finally failed tasks, if the limits of the lane ask for it.
 CREATE OR REPLACE FUNCTION horsies_halt_lanes(p_ids uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     failed record;
@@ -825,8 +825,8 @@ BEGIN
 END
 $$;
 
--- Return whether a task that no worker knows may be failed without an attempt: tasks of a paused lane stay, and tasks
--- of a fifo lane are failed in order.
+-- Return whether a task that no worker knows may fail without an attempt. In a paused lane no task may; in a fifo lane
+-- only the first task may, while none is in flight.
 CREATE OR REPLACE FUNCTION horsies_may_leave_lane_v1(p_queue text, p_lane bigint, p_id uuid) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
@@ -840,10 +840,9 @@ BEGIN
 END
 $$;
 
--- Lock and return due tasks with keys and this name, which no worker knows, up to "p_limit". Of a fifo lane only the
--- first task is returned, of a paused lane none. "p_only" restricts the search to these tasks. In a queue whose keys
--- are fifo by default, only the first task of each lane is checked, because a check of every task took 0.16 ms per
--- task.
+-- Lock and return due tasks with keys and this name, which no worker knows, up to "p_limit". A fifo lane returns only
+-- its first task, a paused lane none. "p_only" restricts the search to these tasks. In a queue whose keys are fifo by
+-- default, only the first task of each lane is checked, because a check of every task took 0.16 ms per task.
 CREATE OR REPLACE FUNCTION horsies_lock_unresolvable_v1(
     p_queue text, p_name text, p_grace_seconds float8, p_excluded uuid[], p_only uuid[], p_limit integer) RETURNS uuid[]
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -921,9 +920,9 @@ BEGIN
 END
 $$;
 
--- For a worker that serves the tasks with keys of these queues: move the tasks that have become due to their lanes
--- (PENDING -> PENDING; the update notifies the workers of the queue). Returns the seconds until the next such task is
--- due (NULL if there is none), and the queues that have open tasks with keys.
+-- Move tasks with keys that have become due to their lanes, for a worker that serves these queues (PENDING -> PENDING;
+-- the update notifies the workers of the queue). Returns the seconds until the next delayed task with a key is due
+-- (NULL if there is none), and the queues that have open tasks with keys.
 CREATE OR REPLACE FUNCTION horsies_look_at_keys_v1(
     p_queues text[], p_limit integer, OUT seconds double precision, OUT queues text[], OUT promoted integer)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$

@@ -3,8 +3,8 @@
 -- Plans made on an empty table
 --
 -- A session keeps a plan as long as its connection lives, and the plan may date from a time when the tables contained
--- two rows. Such a plan reads a whole table, or walks a partial index past every task in flight. Five idioms leave the
--- planner no wrong choice; other files refer to them by these names.
+-- two rows. Such a plan reads a whole table, or walks a partial index past every task in flight. Five idioms keep the
+-- planner from these plans; other files refer to them by name.
 --
 -- * Opaque status: coalesce(status, '') = 'RUNNING' is a guard that the planner cannot match to a partial index. Rows
 --   with a known id should be found through the primary key.
@@ -12,8 +12,8 @@
 --   (numbers)[array_position(ids, id)] is the value for that row. A join with unnest(ids, numbers) compares every row
 --   with every id instead, which made a turn of 64 tasks half as expensive again. The ids must be unique.
 -- * One by one: a LATERAL subquery that ends in OFFSET 0 is not merged into the surrounding query, so each key is
---   looked up separately. Take both columns of a node's key from the same source. If the run came from one source and
---   the node's index from another, a plan made when there were few nodes would use only the run.
+--   looked up separately. Both columns of a node's key must come from the same source: otherwise a plan made when there
+--   were few nodes would find nodes by their run alone.
 -- * Few rows: a LIMIT whose value the planner does not know makes the planner expect few rows.
 -- * Forced step: (SELECT count(*) FROM step) >= 0 is always true. It forces "step" to run, and to run first.
 
@@ -43,7 +43,7 @@ BEGIN
         SELECT count(*) FROM horsies_tasks AS task
         WHERE task.status IN ('CLAIMED', 'RUNNING') AND (p_queue IS NULL OR task.queue_name = p_queue)
           AND (task.status = 'RUNNING' OR (p_counts_claimed AND task.claim_expires_at > p_now))
-          -- The first NOT EXISTS runs only once, and the table is almost always empty.
+          -- The first NOT EXISTS is cheap: it runs only once, and its table is almost always empty.
           AND (NOT EXISTS (SELECT FROM horsies_blocked) OR NOT EXISTS (
               SELECT FROM horsies_blocked AS blocked
               WHERE blocked.id = task.id AND blocked.kind = 'task' AND blocked.generation = task.generation
@@ -62,7 +62,7 @@ END
 $$;
 
 -- Lock and return the next due tasks, in order, for a worker with async children: either only "async def" tasks or only
--- other tasks. The index horsies_tasks_claim_async holds only "async def" tasks. Other tasks are found through the
+-- other tasks. "async def" tasks have their own index, horsies_tasks_claim_async. Other tasks are found through the
 -- claim index, where skipping an "async def" task or an excluded task costs about 1 us.
 CREATE OR REPLACE FUNCTION horsies_due_of_kind(
     p_is_async boolean, p_queue text, p_level integer, p_look_at timestamptz, p_after_at timestamptz,
@@ -98,7 +98,7 @@ BEGIN
 END
 $$;
 
--- Return the next due tasks of one queue and priority, when children that already hold tasks may take more: up to
+-- Return the next due tasks of one queue and priority, when children that already hold tasks may take more tasks: up to
 -- "p_any" tasks of any kind for idle children, followed by the leading run of short tasks that may wait in a child. A
 -- queue with a cap has no such run. The run ends at the first task that may not wait in a child, so nothing overtakes
 -- that task. The rows behind the run stay locked until the commit, and other workers' claims skip them, so the commit
@@ -166,8 +166,8 @@ $$;
 --   and the parameters after it contain the marks of lanes, in the order of the ring.
 -- * With several queues and marks, one statement finds the queues that have tasks; in a queue with a mark, only tasks
 --   behind the mark count. With this statement, four queues without tasks add 0.03 ms to a claim; with a separate
---   search of each they added 0.08 ms, or 0.36 ms if no child had a window. A claim without marks does without this
---   statement, because it would scan dead entries a second time. A priority whose first task is not due is skipped.
+--   search of each they added 0.08 ms, or 0.36 ms if no child had a window. A claim without marks skips this statement,
+--   which would scan dead entries again. A priority whose first task is not due is skipped.
 -- * The statement that chooses the rows also checks whether a queue is paused: a separate statement cost 0.02 ms.
 -- * A worker that has met tasks it cannot run excludes their names ("p_unknown_names"), the tasks themselves
 --   ("p_refused_ids"), or the tasks that its parameters do not fit ("p_refused_by", see horsies_refusals). The CASE
@@ -277,8 +277,8 @@ BEGIN
             queue := p_queues[position];
             wanted := least(places - taken, p_queue_limits[position] - taken_here[position]);
             IF wanted > 0 AND p_queue_caps[position] IS NOT NULL THEN
-                -- One task more than may be taken is fetched, to find out whether a due task remains that nothing may
-                -- overtake.
+                -- One more task than the claim may take is fetched, to find out whether a due task remains that no
+                -- other task may overtake.
                 wanted := least(wanted,
                     p_queue_caps[position] - horsies_in_flight(queue, p_counts_claimed, look_at),
                     greatest(idle - taken, 0) + (places > idle)::integer);
@@ -300,7 +300,8 @@ BEGIN
                         CASE WHEN taken < idle THEN least(wanted, idle - taken) ELSE wanted END - reserved, look_at,
                         taken >= idle, p_short_names, p_is_async, p_unknown_names, p_refused_ids, p_refused_by, marks);
                     run_ids := keyed.ids;
-                    -- Search again only after a result with tasks: with blocked lanes alone, the loop would never end.
+                    -- Search again only if tasks were found; otherwise blocked lanes would keep the loop running
+                    -- forever.
                     IF taken < idle AND places > idle AND p_queue_caps[position] IS NULL AND run_ids <> '{}'
                         AND NOT (keyed.is_drained OR keyed.has_plain) THEN
                         cursor := keyed.cursor;
@@ -421,11 +422,11 @@ BEGIN
 END
 $$;
 
--- Return the seconds until a task on these queues becomes due or expires (NULL if none will), and the time of this
--- query. A task that became due since the previous query counts as due now, because it may have become due just after a
--- claim that did not find it. "overdue" means that a deadline of a task or run, or the lease of a claim, has passed.
--- The statements that end such tasks, runs and claims cost three times as much as this function, so an idle worker runs
--- them only if "overdue" is true. This function needs one index probe per queue and priority in use.
+-- Return the seconds until the next task on these queues becomes due or expires (NULL if there is none), and the time
+-- of this query. A task that became due since the previous query counts as due now, because it may have become due just
+-- after a claim that did not find it. "overdue" means that a deadline of a task or run, or the lease of a claim, has
+-- passed. The statements that end such tasks, runs and claims cost three times as much as this function, so an idle
+-- worker runs them only if "overdue" is true. This function needs one index probe per queue and priority in use.
 CREATE OR REPLACE FUNCTION horsies_seconds_until_due_v1(
     p_queues text[], p_last_look timestamptz, OUT seconds double precision, OUT looked_at timestamptz,
     OUT overdue boolean)

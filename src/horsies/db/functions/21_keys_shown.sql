@@ -1,9 +1,9 @@
--- The state of lanes, as commands and pages show it to people. Nothing here changes a row, and each function reads a
--- bounded number of entries, however many tasks one key has.
+-- The state of lanes, for commands and pages. These functions change no rows, and each reads a bounded number of
+-- entries, regardless of how many tasks a key has.
 
--- Describe one lane: its due tasks, counted up to "p_most", since when its first task is due, its tasks in flight, the
--- limits that apply to it, and when its rate allows the next start. "is_own" is true if an operator has set limits for
--- this key.
+-- Describe one lane: its due tasks, counted up to "p_most", the time at which its first task became due, its tasks in
+-- flight, the limits that apply to it, and when its rate allows the next start. "is_own" is true if an operator has set
+-- limits for this key.
 CREATE OR REPLACE FUNCTION horsies_lane_state_v1(p_queue text, p_lane bigint, p_key text, p_most integer) RETURNS TABLE (
     queue_name text, key text, due bigint, first_due_at timestamptz, in_flight bigint, max_concurrency integer,
     rate_seconds double precision, rate_burst integer, weight double precision, is_fifo boolean, halts boolean,
@@ -49,8 +49,8 @@ BEGIN
 END
 $$;
 
--- Describe up to "p_limit" lanes of a queue: first lanes with their own limits or a pause, then lanes with tasks in
--- flight, then lanes with due tasks. Tasks are counted as in horsies_lane_state_v1.
+-- Describe up to "p_limit" lanes of a queue: lanes with their own limits or a pause come first, then lanes with tasks
+-- in flight, then lanes with due tasks. Tasks are counted as in horsies_lane_state_v1.
 CREATE OR REPLACE FUNCTION horsies_list_lanes_v1(p_queue text, p_limit integer, p_most integer) RETURNS TABLE (
     queue_name text, key text, due bigint, first_due_at timestamptz, in_flight bigint, max_concurrency integer,
     rate_seconds double precision, rate_burst integer, weight double precision, is_fifo boolean, halts boolean,
@@ -86,8 +86,8 @@ BEGIN
 END
 $$;
 
--- Return due tasks at the front of a queue's first lanes, in the order of the lanes, each with its place in its lane.
--- Paused lanes are left out.
+-- Return due tasks from the front of a queue's first lanes, in lane order, each with its position in its lane. Paused
+-- lanes are omitted.
 CREATE OR REPLACE FUNCTION horsies_lane_fronts_v1(p_queue text, p_limit integer) RETURNS TABLE (
     id uuid, task_name text, priority integer, enqueued_at timestamptz, retry_count integer, key text, place bigint)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -110,7 +110,7 @@ BEGIN
 END
 $$;
 
--- Count the due tasks of a lane that start before this task, up to "p_most".
+-- Count the due tasks of a lane that start before the given task, up to "p_most".
 CREATE OR REPLACE FUNCTION horsies_count_before_v1(
     p_queue text, p_lane bigint, p_priority integer, p_enqueued_at timestamptz, p_id uuid, p_most integer)
 RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$

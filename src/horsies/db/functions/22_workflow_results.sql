@@ -1,12 +1,12 @@
 -- Errors and results of tasks, nodes and runs, as the JSON text that readers receive.
 
--- The JSON of a TaskError with a built-in code.
+-- Return a TaskError with a built-in code, as JSON.
 CREATE OR REPLACE FUNCTION horsies_task_error(p_code text, p_message text, p_data json DEFAULT NULL)
 RETURNS text LANGUAGE sql IMMUTABLE
 RETURN json_build_object('error_code', json_build_object('__builtin_task_code__', p_code),
     'message', p_message, 'data', p_data, 'exception', NULL)::text;
 
--- The result of a task that has ended, or an error that takes the place of a result that was never written.
+-- Return the result of a task that has ended, or an error if no result was written.
 CREATE OR REPLACE FUNCTION horsies_task_result_v1(p_task horsies_tasks) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT coalesce(p_task.result, '{"err":' || horsies_task_error(
         CASE p_task.status
@@ -18,7 +18,7 @@ CREATE OR REPLACE FUNCTION horsies_task_result_v1(p_task horsies_tasks) RETURNS 
         coalesce(p_task.failed_reason, 'The task ended as ' || p_task.status || '.')) || '}')
 $$;
 
--- The tasks of a map's items in order, without the text columns. For a retried item only its last task counts.
+-- Return the tasks of a map's items in order, without the text columns. A retried item is represented by its last task.
 CREATE OR REPLACE FUNCTION horsies_items(p_run_id uuid, p_index integer)
 RETURNS TABLE (item_index integer, id uuid, status text, enqueued_at timestamptz, result_bytes integer)
 LANGUAGE sql STABLE AS $$
@@ -38,7 +38,7 @@ LANGUAGE sql IMMUTABLE AS $$
         AND p_node.result_task_id IS NULL
 $$;
 
--- The map whose items are the result of this node.
+-- Return the map node whose item results form the result of this node.
 CREATE OR REPLACE FUNCTION horsies_source_map(INOUT run_id uuid, INOUT node_index integer)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -54,7 +54,7 @@ BEGIN
 END
 $$;
 
--- The items whose results form the result of this node.
+-- Return the map items whose results form the result of this node.
 CREATE OR REPLACE FUNCTION horsies_list_v1(p_run_id uuid, p_index integer)
 RETURNS TABLE (item_index integer, id uuid, bytes bigint) LANGUAGE sql STABLE AS $$
     SELECT item.item_index, item.id, item.result_bytes + 1
@@ -75,12 +75,12 @@ LANGUAGE sql STABLE AS $$
     END
 $$;
 
--- The longest text that is returned as one value: 256 MiB.
+-- Return the maximum length of a text that is returned as one value: 256 MiB.
 CREATE OR REPLACE FUNCTION horsies_text_bytes_max() RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT 268435456::bigint
 $$;
 
--- The error that replaces a result too large for one value.
+-- Return the error that replaces a result too large for one value.
 CREATE OR REPLACE FUNCTION horsies_too_large(p_owner text, p_bytes bigint) RETURNS text
 LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT '{"err":' || horsies_task_error('PAYLOAD_TOO_LARGE', 'The result of ' || p_owner || ' is '
@@ -88,7 +88,7 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
         || '}'
 $$;
 
--- The results of a node's items as one text, built for each reader.
+-- Return the results of a node's items as one text, which is built for each query.
 CREATE OR REPLACE FUNCTION horsies_list_text(p_node horsies_workflow_tasks) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT CASE
@@ -126,7 +126,8 @@ LANGUAGE sql STABLE AS $$
     SELECT (horsies_node_result_v1(p_node)::json -> 'err')::text
 $$;
 
--- The error of the first failed node by index; if the success policy has cases, only nodes in those cases count.
+-- Return the error of the failed node with the lowest index; if the success policy has cases, only nodes in these cases
+-- count.
 CREATE OR REPLACE FUNCTION horsies_first_error(p_run_id uuid, p_cases jsonb DEFAULT NULL) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT horsies_node_error(node) FROM horsies_workflow_tasks AS node
@@ -136,7 +137,7 @@ LANGUAGE sql STABLE AS $$
     ORDER BY node.task_index LIMIT 1
 $$;
 
--- The nodes whose results make up a run's result: its output node, or the nodes without dependents.
+-- Return the nodes whose results make up a run's result: its output node, or the nodes without dependents.
 CREATE OR REPLACE FUNCTION horsies_result_nodes_v1(p_run horsies_workflows)
 RETURNS SETOF horsies_workflow_tasks LANGUAGE sql STABLE AS $$
     SELECT node.* FROM horsies_workflow_tasks AS node

@@ -1,9 +1,9 @@
--- Batches: a child that has received one task of a batched function can take more tasks of it for the same call.
+-- Batches: a child that has received one task of a batched function can take more of its tasks for the same call.
 --
 -- The claim gives every idle child one task, as always. If that task is batched, the worker uses this function, in
--- another transaction, to claim the tasks behind it in the same lane. So the claim itself does not change, the lane
--- uses only one turn, and everything after the claim treats each task separately. Every limit applies: each task counts
--- under the caps, the rates and the limits of its key.
+-- another transaction, to claim the tasks behind it in the same lane. So the claim itself is the same as without
+-- batches, the lane uses only one turn, and each task is handled separately after the claim. Every limit applies: each
+-- task counts under the caps, the rates and the limits of its key.
 
 -- Return how many more tasks of a lane may start now under the caps, the rate of the queue and the limits of the lane.
 -- The locks are taken in the same order as in a claim.
@@ -73,10 +73,10 @@ BEGIN
 END
 $$;
 
--- PENDING -> RUNNING for up to "p_wanted" tasks behind "p_heads". The heads are the tasks that children of this worker
--- have already received, all of one name and lane, in order; "p_pids" are their children. Batches of "p_size" tasks are
--- filled one after another, first with the heads: a head that falls into the batch of an earlier child moves to that
--- child.
+-- PENDING -> RUNNING for up to "p_wanted" tasks behind "p_heads". The heads are the tasks, all of one name and lane and
+-- in order, that children of this worker have already received; "p_pids" are the process ids of these children. Batches
+-- of "p_size" tasks are filled one after another, first with the heads: a head that falls into the batch of an earlier
+-- child moves to that child.
 CREATE OR REPLACE FUNCTION horsies_claim_batch_v1(
     p_worker_id text, p_hostname text, p_heads uuid[], p_pids integer[], p_size integer, p_queue text, p_lane bigint,
     p_task_name text, p_wanted integer, p_after_priority integer, p_after_at timestamptz, p_queue_cap integer,

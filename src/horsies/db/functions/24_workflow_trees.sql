@@ -10,11 +10,11 @@ RETURN encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
     PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
     FROM 1 FOR 6), 52, 1), 53, 1), 'hex')::uuid;
 
--- The due time of a task that waits for an event instead of the clock; such a task is parked.
+-- Return the due time of parked tasks, which wait for an event and not for a time.
 CREATE OR REPLACE FUNCTION horsies_never_v1() RETURNS timestamptz LANGUAGE sql IMMUTABLE
 RETURN timestamptz '9999-01-01 00:00:00+00';
 
--- Look up nodes by key (few rows, one by one; see 20_claim.sql).
+-- Return nodes by their keys (idioms "few rows" and "one by one"; see 20_claim.sql).
 CREATE OR REPLACE FUNCTION horsies_nodes_by_key(p_nodes horsies_nodes) RETURNS SETOF horsies_workflow_tasks
 LANGUAGE sql STABLE AS $$
     SELECT found.*
@@ -25,13 +25,13 @@ LANGUAGE sql STABLE AS $$
         WHERE node.workflow_id = key.workflow_id AND node.task_index = key.task_index OFFSET 0) AS found
 $$;
 
--- The child runs of a run, without their own children (one by one; see 20_claim.sql).
+-- Return the child runs of a run, without deeper descendants (idiom "one by one"; see 20_claim.sql).
 CREATE OR REPLACE FUNCTION horsies_children(p_run_id uuid) RETURNS SETOF horsies_workflows
 LANGUAGE sql STABLE AS $$
     SELECT child.* FROM horsies_workflows AS child WHERE child.parent_workflow_id = p_run_id OFFSET 0
 $$;
 
--- A run and all its descendants.
+-- Return a run and all its descendants.
 CREATE OR REPLACE FUNCTION horsies_family_v1(p_run_id uuid) RETURNS SETOF uuid LANGUAGE sql STABLE AS $$
     WITH RECURSIVE family AS (
         SELECT p_run_id AS id
@@ -40,8 +40,8 @@ CREATE OR REPLACE FUNCTION horsies_family_v1(p_run_id uuid) RETURNS SETOF uuid L
     SELECT id FROM family
 $$;
 
--- A run and its open descendants. Runs below an expired run are excluded: no parent waits for their results, so they do
--- not pause or resume together with the runs above.
+-- Return a run and its open descendants. Runs below an expired run are excluded: no parent waits for their results, so
+-- they do not pause or resume with the runs above them.
 CREATE OR REPLACE FUNCTION horsies_tree(p_run_id uuid) RETURNS SETOF uuid LANGUAGE sql STABLE AS $$
     WITH RECURSIVE tree AS (
         SELECT p_run_id AS id
@@ -51,8 +51,8 @@ CREATE OR REPLACE FUNCTION horsies_tree(p_run_id uuid) RETURNS SETOF uuid LANGUA
     SELECT id FROM tree
 $$;
 
--- Like horsies_tree, but without runs that their own failure has paused and without the runs below those: they wait for
--- a decision about that failure.
+-- Like horsies_tree, but without runs that were paused by their own failure, and without the runs below them: they wait
+-- for an operator's decision about the failure.
 CREATE OR REPLACE FUNCTION horsies_tree_without_failures(p_run_id uuid) RETURNS SETOF uuid
 LANGUAGE sql STABLE AS $$
     WITH RECURSIVE tree AS (

@@ -8,7 +8,7 @@
 -- functions that set their own search_path. In one call for hundreds of tasks, each task costs 0.1 ms.
 
 -- Return a JSON value as text with sorted keys and without spaces, as Python producers write it. So a repeated
--- idempotency key matches the earlier request, whichever language sent that request.
+-- idempotency key matches the earlier request, regardless of the language of its sender.
 CREATE OR REPLACE FUNCTION horsies_canonical(p_value jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     CASE jsonb_typeof(p_value)
@@ -24,8 +24,8 @@ BEGIN
 END
 $$;
 
--- Return a point in time from a call. The text must contain an offset from UTC; without one, and for any other value,
--- the result is NULL.
+-- Return the timestamp in a value of a call. The text must contain an offset from UTC; without one, and for any other
+-- value, the result is NULL.
 CREATE OR REPLACE FUNCTION horsies_moment(p_value jsonb) RETURNS timestamptz LANGUAGE plpgsql STABLE STRICT AS $$
 BEGIN
     IF jsonb_typeof(p_value) = 'string' AND p_value #>> '{}' ~ ':\d\d(\.\d+)? *(Z|[+-]\d\d(:?\d\d)?)$' THEN
@@ -37,8 +37,8 @@ EXCEPTION WHEN data_exception THEN
 END
 $$;
 
--- Return a duration from a call: a number of seconds, or the text of an interval. The result is NULL for any other
--- value, and for a duration outside the limits of a send.
+-- Return the duration in a value of a call, which is a number of seconds or the text of an interval. The result is NULL
+-- for any other value, and for a duration outside the limits of a send.
 CREATE OR REPLACE FUNCTION horsies_duration(p_value jsonb, p_shortest interval) RETURNS interval
 LANGUAGE plpgsql STABLE STRICT AS $$
 DECLARE
@@ -146,8 +146,8 @@ BEGIN
 END
 $$;
 
--- Return the reason why a call with a key cannot choose its place in its queue, or NULL. The option "key" gives the key
--- or, with null, none; without the option, the key comes from the task's decorator.
+-- Return the reason why a call with a key cannot set its position in the queue, or NULL. The option "key" gives the
+-- key, or null for no key; without the option, the key comes from the task's decorator.
 CREATE OR REPLACE FUNCTION horsies_order_problem(p_call jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
     queue text := p_call ->> 'queue';
@@ -226,8 +226,8 @@ BEGIN
 END
 $$;
 
--- Return a sentence about the first call that cannot be sent, or NULL if there is none. A call without a name, or of
--- the wrong type, has no defaults, so it is not checked any further.
+-- Return a sentence that explains why the first invalid call cannot be sent, or NULL if all calls are valid. A call
+-- without a name, or of the wrong type, has no defaults, so it is not checked any further.
 CREATE OR REPLACE FUNCTION horsies_calls_problem(p_calls jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF jsonb_typeof(p_calls) IS DISTINCT FROM 'array' THEN
@@ -267,7 +267,7 @@ LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY
     SELECT p_ids[sent.place], sent.call ->> 'task', line.queue_name, line.priority,
-        -- As in encryption.py: an unencrypted value must not contain the mark of encrypted values.
+        -- The same rule as in encryption.py: an unencrypted value must not contain the mark of encrypted values.
         replace(line.kwargs, '"__horsies_encrypted__":"', '"\u005f_horsies_encrypted__":"'),
         greatest(horsies_moment(sent.call -> 'at'),
             p_now + coalesce(horsies_duration(sent.call -> 'delay', interval '0'), interval '0')),
@@ -276,7 +276,8 @@ BEGIN
         coalesce(horsies_duration(sent.call -> 'retention', interval '1 second'),
             (defaults.queues -> line.queue_name ->> 'retention_seconds')::float8 * interval '1 second'),
         CASE WHEN line.unique_while IS NULL THEN sent.call ->> 'idempotency_key' END,
-        -- As in tasks/request.py: the request without times and headers, with its parts separated by NUL.
+        -- The same digest as in tasks/request.py: of the request without times and headers, with its parts separated by
+        -- NUL.
         CASE WHEN sent.call ->> 'idempotency_key' IS NOT NULL THEN encode(sha256(
             convert_to(sent.call ->> 'task', 'UTF8') || '\x00'::bytea || convert_to(line.queue_name, 'UTF8')
             || '\x00'::bytea || convert_to(line.priority::text, 'UTF8') || '\x00'::bytea || '[]'::bytea
@@ -344,8 +345,8 @@ $$;
 
 -- Nothing -> PENDING, or new values for the task that waits with this key and has not been claimed. The task becomes
 -- due after the quiet time, but no later than "p_at_most_seconds" after the first send. Returns the task, or NULL if
--- the key belongs to a task in another queue or lane, or to a task that was not debounced. A claim that has locked the
--- waiting task's row goes first; this send then inserts a new task.
+-- the key belongs to a task in another queue or lane, or to a task that was not debounced. If a claim has locked the
+-- waiting task's row, this send waits for the claim and then inserts a new task.
 CREATE OR REPLACE FUNCTION horsies_debounce_v1(
     p_id uuid, p_task_name text, p_queue_name text, p_priority integer, p_args text, p_kwargs text,
     p_sent_at timestamptz, p_quiet_seconds float8, p_at_most_seconds float8, p_good_until timestamptz,
@@ -356,7 +357,7 @@ DECLARE
     now_at timestamptz := clock_timestamp();
     stored uuid;
 BEGIN
-    -- The same send again, after its answer was lost.
+    -- The same send is repeated because its response was lost.
     IF EXISTS (SELECT FROM horsies_tasks AS task WHERE task.id = p_id AND task.enqueue_sha = p_enqueue_sha) THEN
         RETURN p_id;
     END IF;
@@ -388,7 +389,7 @@ $$;
 -- Nothing -> PENDING for each call in a JSON array, all or none; returns the ids in the order of the calls. A call is
 -- an object with the parameters of horsies_send_v1 and its options. One statement inserts all rows, so workers get one
 -- notification per queue. For a call whose idempotency key is already in use, the result is the task that holds the
--- key. NULL as the array sends nothing, because jsonb_agg returns NULL for no rows.
+-- key. If the array is NULL, nothing is sent, because jsonb_agg returns NULL for no rows.
 CREATE OR REPLACE FUNCTION horsies_send_many_v1(p_calls jsonb) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 DECLARE
     problem text := horsies_calls_problem(p_calls);
@@ -411,8 +412,8 @@ BEGIN
     answer := ids;
     unsent := ids;
     WHILE unsent <> '{}' LOOP
-        -- After the first round, "unsent" contains the calls whose key has become free: the task that held it ended or
-        -- was deleted in between.
+        -- After the first round, "unsent" contains the calls whose idempotency key has become free, because the task
+        -- that held the key has since ended or been deleted.
         FOR kept IN
             WITH line AS MATERIALIZED (
                 SELECT made.* FROM horsies_call_rows(p_calls, ids, sent_at) AS made WHERE made.id = ANY(unsent)),

@@ -1,6 +1,6 @@
--- Workflow progress: when a task ends, its run advances in the same transaction, whichever statement records the end
--- (a worker's turn, a cancellation, an expiry, recovery, a manual update), because the trigger on horsies_tasks calls
--- horsies_advance. There is no second step that a crash could lose.
+-- Workflow progress: when a task ends, the trigger on horsies_tasks calls horsies_advance, so the run advances in the
+-- same transaction, whether a worker's turn, a cancellation, an expiry, recovery or a manual update ends the task.
+-- There is no second step that a crash could lose.
 --
 -- * One lock per tree of runs: a transaction locks the root before it changes a run, its nodes or a descendant. A
 --   transaction that will end workflow tasks locks the roots before the tasks, in id order (lock_runs), so two such
@@ -45,7 +45,7 @@ RETURNS boolean LANGUAGE sql IMMUTABLE
 RETURN p_run.open_nodes = p_ended AND p_run.failed_nodes + p_failed = 0 AND p_run.error IS NULL
     AND p_run.success_policy IS NULL AND p_run.parent_workflow_id IS NULL;
 
--- Tasks of these runs have just ended: record the ends and their consequences. "p_nodes" are nodes whose single task
+-- Record that tasks of these runs have just ended, and the consequences. "p_nodes" are nodes whose single task
 -- succeeded. They cannot pause a run, and the statement that counts them also records their end. "p_items" are tasks of
 -- maps; "p_others" are failed tasks and expansions of sub-workflows.
 CREATE OR REPLACE FUNCTION horsies_advance(
@@ -100,11 +100,12 @@ BEGIN
 END
 $$;
 
--- Apply the consequences of the end of these nodes, in RUNNING runs: the counters of dependents change and decide,
--- ready nodes become tasks, skipped nodes are counted in the next round, and runs without open nodes end, along with
--- the nodes of their parents. "p_may_pause" means that failures among these nodes are new; after a resume, the same
--- failures do not pause the run again. "p_tasks" and "p_started" belong to the first nodes, whose tasks succeeded.
--- These nodes end here, so that one update both ends and counts them; two updates would write their rows twice.
+-- Apply the consequences of the end of these nodes, in RUNNING runs: the counters of dependents change and may decide
+-- whether they start, ready nodes become tasks, skipped nodes are counted in the next round, and runs without open
+-- nodes end, along with the nodes of their parents. "p_may_pause" means that failures among these nodes are new; after
+-- a resume, the same failures do not pause the run again. "p_tasks" and "p_started" belong to the first nodes, whose
+-- tasks succeeded. These nodes end in this function, so that one update both ends and counts them; two updates would
+-- write their rows twice.
 CREATE OR REPLACE FUNCTION horsies_propagate(
     p_ended horsies_nodes, p_may_pause boolean, p_tasks uuid[] DEFAULT '{}',
     p_started timestamptz[] DEFAULT '{}')
@@ -126,7 +127,7 @@ BEGIN
         IF may_pause THEN
             PERFORM horsies_pause_on_failure(batch);
         END IF;
-        -- All of this is one statement, because every additional statement has its own start-up cost. No row is updated
+        -- This is a single statement, because every additional statement has its own start-up cost. No row is updated
         -- twice: a node that ends is not PENDING, and only PENDING nodes have counters to update. Rows are looked up by
         -- key and then updated by ctid; only the holder of the root's lock can change these rows.
         WITH found_nodes AS (
@@ -218,8 +219,8 @@ BEGIN
 END
 $$;
 
--- Nodes have just failed: for those whose failure pauses the run, pause the run and the open runs below it, with the
--- error of the first such node by index.
+-- Pause the runs of failed nodes whose failure pauses the run, and the open runs below them, with the error of the
+-- failed node with the lowest index.
 CREATE OR REPLACE FUNCTION horsies_pause_on_failure(p_ended horsies_nodes) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     failure record;

@@ -4,11 +4,11 @@
 -- The elements of a long list become tasks in several steps, so that no transaction holds a run's lock, or blocks a
 -- worker's turn, for long: for a list of 100,000 elements, one step takes about 0.1 s, while inserting all tasks at
 -- once took 2.4 s. The first step is part of the transaction that starts the map. Each further step is part of a
--- transaction in which items end while fewer open items remain than two steps insert. So a crash between steps loses
+-- transaction in which items end and fewer open items remain than two steps insert. So a crash between steps loses
 -- nothing, and a run that is paused or ends needs no further steps.
 
--- Return how many items, and roughly how many bytes of arguments, one step inserts at most. However large the items
--- are, a step inserts at least two items, or one more than the number that has just ended; with fewer, a map would run
+-- Return the maximum number of items, and roughly of bytes of arguments, that one step inserts. Even with large items,
+-- a step inserts at least two items, or one more than the number that has just ended; otherwise a map could run only
 -- one item at a time.
 CREATE OR REPLACE FUNCTION horsies_step(OUT items integer, OUT bytes integer) LANGUAGE sql IMMUTABLE AS $$
     SELECT 1000, 16777216
@@ -148,9 +148,9 @@ BEGIN
 END
 $$;
 
--- Perform one step: a map's next items become tasks, in order. Tasks are due now as far as "max_parallel" allows, and
--- the others are parked; in a paused run all are held. For a retried item the task with the latest id counts, so its
--- new id must be later than the id of the failed task, even if the clock was set back in between.
+-- Perform one step: a map's next items become tasks, in order. As many tasks as "max_parallel" allows are due now, and
+-- the rest are parked; in a paused run all tasks are held. For a retried item the task with the latest id counts, so
+-- its new id must be later than the id of the failed task, even if the clock was set back in between.
 CREATE OR REPLACE FUNCTION horsies_add_items(p_run_id uuid, p_index integer, p_least integer) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,8 +1,8 @@
 -- Sub-workflows: a node that starts another run and ends together with that run.
 
 -- Start the runs of nodes whose expansion task succeeded: the result of that task is the plan. If the parent run has
--- been paused in between, the child run starts paused; if the parent run has ended, the child run does not start.
--- Returns the nodes for which no run was started.
+-- since been paused, the child run starts paused; if the parent run has ended, the child run does not start. Returns
+-- the nodes for which no run was started.
 CREATE OR REPLACE FUNCTION horsies_start_children(p_tasks uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
     expansion record;
@@ -43,7 +43,7 @@ BEGIN
             not_started.runs := not_started.runs || expansion.workflow_id;
             not_started.indexes := not_started.indexes || expansion.task_index;
         END IF;
-        -- The plan is stored as rows now, so the id of the run replaces it as the task's result.
+        -- The plan is now stored as rows, so the id of the run replaces the plan as the task's result.
         UPDATE horsies_tasks SET result = '{"ok":' || coalesce(to_json(child_id)::text, 'null') || '}'
         WHERE id = expansion.task_id;
     END LOOP;
@@ -52,7 +52,8 @@ END
 $$;
 
 -- Start the run that an expansion planned, and pause it if its parent is paused. Returns NULL if the result is not a
--- plan, or is the plan of a run that already exists: an error in one node must not undo the ends of other nodes.
+-- plan, or is the plan of a run that already exists. No error is raised, because it would roll back the progress of
+-- other nodes.
 CREATE OR REPLACE FUNCTION horsies_start_child(p_expanded text, p_is_paused boolean) RETURNS uuid
 LANGUAGE plpgsql AS $$
 DECLARE

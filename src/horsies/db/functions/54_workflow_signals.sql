@@ -1,8 +1,8 @@
 -- Signals: a signal node is a single parked task that takes its value from outside the run.
 
--- Deliver a value to the first signal node that waits for this signal, or store it for the next node that will. Returns
--- 'delivered' or 'stored'; 'UNKNOWN_SIGNAL' if the run has no node for this signal; the run's status if the run has
--- ended; or NULL if the run does not exist.
+-- Deliver a value to the first signal node that waits for this signal, or store the value until such a node waits.
+-- Returns 'delivered' or 'stored'; 'UNKNOWN_SIGNAL' if the run has no node for this signal; the run's status if the run
+-- has ended; or NULL if the run does not exist.
 CREATE OR REPLACE FUNCTION horsies_signal_v1(p_run_id uuid, p_name text, p_value text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -36,7 +36,7 @@ BEGIN
 END
 $$;
 
--- Deliver stored signals, oldest first, to those of these nodes that wait for them; each signal goes to one node.
+-- Deliver stored signals, oldest first, to the given nodes that wait for them; each signal is delivered to one node.
 CREATE OR REPLACE FUNCTION horsies_deliver_signals(p_nodes horsies_workflow_tasks[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

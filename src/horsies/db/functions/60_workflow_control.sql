@@ -15,8 +15,8 @@ END
 $$;
 
 -- RUNNING -> PAUSED for these runs. Their tasks are held: a claim does not find held tasks, and a running task stays
--- marked as held in case it is retried. Tasks claimed ahead of time return to the queue as held tasks; so do tasks that
--- wait in children's windows, once their workers have been notified.
+-- marked as held in case it is retried. Tasks claimed ahead of time return to the queue as held tasks. Tasks that wait
+-- in children's windows return too, once their workers have been notified.
 CREATE OR REPLACE FUNCTION horsies_pause_runs(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     paused uuid[];
@@ -100,7 +100,8 @@ BEGIN
 END
 $$;
 
--- PAUSED -> EXPIRED if a run has been paused for too long. Runs below it are not affected: each counts its own pause.
+-- PAUSED -> EXPIRED if a run has been paused for too long. Runs below it are not affected, because each run's pause has
+-- its own limit.
 CREATE OR REPLACE FUNCTION horsies_expire_v1(
     p_run_id uuid, p_max_paused_seconds double precision, p_reason text) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -119,8 +120,8 @@ END
 $$;
 
 -- Open -> CANCELLED or EXPIRED for these runs. Nodes that have not started are skipped and their tasks cancelled; maps
--- fail. Running tasks may finish, unless "p_interrupt" is set: then they are asked to stop. Their good_until is set to
--- the current time, so that a failed task is not retried and a task that is released before it started expires.
+-- fail. Running tasks may finish, unless "p_interrupt" requests them to stop. The good_until of running tasks is set to
+-- the current time, so that a failed task is not retried and a task that is released before its start expires.
 CREATE OR REPLACE FUNCTION horsies_end_runs(
     p_runs uuid[], p_status text, p_reason text, p_interrupt boolean) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -144,7 +145,7 @@ BEGIN
             WHERE task.workflow_id = ANY(ended) AND coalesce(task.status, '') IN ('PENDING', 'CLAIMED')
             ORDER BY task.id FOR UPDATE)));
     END IF;
-    -- The row of a task that is just being started is locked by its worker. When the lock is free, the task is RUNNING.
+    -- A worker that is starting a task holds the lock on its row. When the lock is free, the task is RUNNING.
     WITH waiting AS (
         SELECT id FROM horsies_tasks
         WHERE workflow_id = ANY(ended) AND status IN ('PENDING', 'CLAIMED') AND id <> ALL(cleaning) FOR UPDATE),

@@ -35,8 +35,8 @@ CREATE OR REPLACE FUNCTION horsies_recount(p_runs uuid[]) RETURNS void LANGUAGE 
           IS DISTINCT FROM (counts.still_open, counts.ok, counts.bad, counts.unseen);
 $$;
 
--- Make up for everything that has not been applied in these runs, if they are RUNNING: nodes that ended are counted
--- without pausing the run again, nodes whose counters allow a decision are decided, ready nodes become tasks, and runs
+-- Apply everything that is outstanding in these runs, if they are RUNNING: nodes that ended are counted without pausing
+-- the run again, waiting nodes start or are skipped if their counters allow it, ready nodes become tasks, and runs
 -- without open nodes end.
 CREATE OR REPLACE FUNCTION horsies_catch_up(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

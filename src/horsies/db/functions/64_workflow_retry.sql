@@ -1,11 +1,10 @@
 -- Retries of runs: failed nodes run again and keep their position in the graph, so a node waits for the retried nodes
 -- before it.
 
--- FAILED or PAUSED -> RUNNING, with failed nodes retried: all of them, or only the named ones. Nodes that were skipped
--- because of these failures wait again; completed nodes stay completed. A failed sub-workflow is retried in its own
--- run, from its failed nodes; a sub-workflow that its own failure has paused stays paused. Returns 'retried'; the
--- status that prevents a retry; 'NO_FAILED_NODE', 'PARENT_ENDED', 'KEY_TAKEN' or 'REDACTED'; or NULL if the run does
--- not exist.
+-- FAILED or PAUSED -> RUNNING, and retry all failed nodes or only the named nodes. Nodes that were skipped because of
+-- these failures wait again; completed nodes stay completed. A failed sub-workflow is retried in its own run, from its
+-- failed nodes; a sub-workflow that was paused by its own failure stays paused. Returns 'retried'; the status that
+-- prevents a retry; 'NO_FAILED_NODE', 'PARENT_ENDED', 'KEY_TAKEN' or 'REDACTED'; or NULL if the run does not exist.
 CREATE OR REPLACE FUNCTION horsies_retry_v1(p_run_id uuid, p_node_ids text[]) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -39,7 +38,8 @@ BEGIN
         RETURN 'KEY_TAKEN';
     END IF;
     PERFORM horsies_reset_nodes(p_run_id, failed);
-    -- Read before the run continues, because a sub-workflow that then starts again no longer has a failed run to retry.
+    -- The failed sub-workflows are read before the run continues, because a sub-workflow that starts again no longer
+    -- has a failed run to retry.
     in_part := ARRAY(
         SELECT task_index FROM horsies_workflow_tasks
         WHERE workflow_id = p_run_id AND task_index = ANY(failed) AND status = 'RUNNING');
@@ -53,7 +53,7 @@ BEGIN
 END
 $$;
 
--- PAUSED or FAILED -> RUNNING, with every failed node retried, in the run and in the paused runs below it. Returns
+-- PAUSED or FAILED -> RUNNING, and retry every failed node in the run and in the paused runs below it. Returns
 -- 'resumed'; the status of a run that cannot be resumed; or NULL if the run does not exist.
 CREATE OR REPLACE FUNCTION horsies_resume_retrying_v1(p_run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -91,13 +91,13 @@ EXCEPTION WHEN unique_violation THEN
 END
 $$;
 
--- A run's failed nodes wait again, and so do the nodes that were skipped because of them; the counters of each node
+-- Make a run's failed nodes wait again, and the nodes that were skipped because of them; the counters of each node
 -- decide when it starts. A skipped node that also depends on another failed node is skipped again when its counters are
 -- read.
 --
 -- * If a failure made a dependent node ready and that node has not started yet, it waits for the reset nodes again.
--- * A sub-workflow node whose run has failed continues in that run. If the node has to wait for other reset nodes, it
---   takes new results instead, so it starts a new run.
+-- * A sub-workflow node whose run has failed continues in that run. If the node has to wait for other reset nodes,
+--   their results change its input, so it starts a new run instead.
 CREATE OR REPLACE FUNCTION horsies_reset_nodes(p_run_id uuid, p_failed integer[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -134,9 +134,9 @@ LANGUAGE sql STABLE AS $$
         WHERE child.id = p_node.sub_workflow_id AND child.status = 'FAILED')
 $$;
 
--- Dependents of the reset nodes that accept failures may already have tasks in the queue. Cancel these tasks, so that
--- the dependents wait for the reset nodes again. A worker that is starting such a task holds its lock; once the lock
--- is free, the task is RUNNING and is left alone.
+-- Cancel the tasks of dependents of the reset nodes, so that these dependents wait again. Dependents that accept
+-- failures may already have tasks in the queue. A worker that is starting such a task holds the lock on its row; once
+-- the lock is free, the task is RUNNING and is not changed.
 CREATE OR REPLACE FUNCTION horsies_withdraw_tasks(p_run_id uuid, p_reset integer[]) RETURNS void
 LANGUAGE sql AS $$
     WITH waiting AS (

@@ -1,8 +1,8 @@
--- The workflow audit. A run advances in the same transaction as the end of a task, so nothing can be lost in between
--- that would need repair: rows that contradict each other were edited manually. The audit reports runs with such rows,
--- which can be cancelled or retried. It also lists changes that the database refuses.
+-- The workflow audit. A run advances in the same transaction that ends a task, so no crash leaves a run in need of
+-- repair: rows contradict each other only if they were edited manually. The audit reports runs with such rows, which
+-- can be cancelled or retried. It also lists changes that the database refuses.
 
--- Nodes whose rows contradict their tasks.
+-- Return nodes whose rows contradict their tasks.
 CREATE OR REPLACE FUNCTION horsies_node_problems(p_run horsies_workflows) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
     SELECT 'the run has ' || p_run.total_nodes || ' nodes, ' || count(*) || ' are stored'
@@ -36,13 +36,14 @@ CREATE OR REPLACE FUNCTION horsies_count_items(
 LANGUAGE sql STABLE AS $$
     SELECT count(*), count(*) FILTER (WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')),
         count(*) FILTER (WHERE status IN ('FAILED', 'CANCELLED', 'EXPIRED')),
-        -- A run of a durable function, parked for an event.
+        -- This is a run of a durable function that is parked until an event.
         count(*) FILTER (WHERE status = 'PENDING' AND enqueued_at = horsies_never_v1()
             AND NOT EXISTS (SELECT FROM horsies_parked AS wait WHERE wait.task_id = items.id))
     FROM horsies_items(p_node.workflow_id, p_node.task_index) AS items
 $$;
 
--- Sub-workflow and map nodes that contradict their runs and items. A map that waits for its retry has no open items.
+-- Return sub-workflow and map nodes that contradict their runs and items. A map that waits for its retry has no open
+-- items.
 CREATE OR REPLACE FUNCTION horsies_part_problems(p_run horsies_workflows) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
     SELECT 'node ' || node.node_id || ' runs a sub-workflow that '
@@ -87,7 +88,8 @@ LANGUAGE sql STABLE AS $$
       AND items.still_open - items.parked < coalesce(node.max_parallel, items.still_open)
 $$;
 
--- Nodes whose counters contradict other nodes, and nodes that wait although their counters allow a decision.
+-- Return nodes whose counters contradict other nodes, and nodes that still wait although their counters allow them to
+-- start or be skipped.
 CREATE OR REPLACE FUNCTION horsies_count_problems(p_run horsies_workflows) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
     WITH counts AS MATERIALIZED (SELECT * FROM horsies_true_counts(ARRAY[p_run.id]))
@@ -119,7 +121,7 @@ LANGUAGE sql STABLE AS $$
     ) AS problem
 $$;
 
--- Tasks that are held in a running run or not held in a paused run, and unstarted tasks that no node waits for.
+-- Return tasks that are held in a running run or not held in a paused run, and unstarted tasks that no node waits for.
 CREATE OR REPLACE FUNCTION horsies_task_problems(p_run horsies_workflows) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
     SELECT 'task ' || task.id || CASE WHEN task.held THEN ' is on hold' ELSE ' is not on hold' END
@@ -138,7 +140,7 @@ LANGUAGE sql STABLE AS $$
           AND node.status NOT IN ('COMPLETED', 'FAILED', 'SKIPPED'))
 $$;
 
--- Changes to a run and its tasks that the database refuses.
+-- Return changes to a run and its tasks that the database refuses.
 CREATE OR REPLACE FUNCTION horsies_blocked_problems(p_run horsies_workflows) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
     SELECT CASE kind WHEN 'run' THEN 'the run' ELSE 'task ' || id END
@@ -146,7 +148,7 @@ LANGUAGE sql STABLE AS $$
     FROM horsies_blocked_v1() WHERE workflow_id = p_run.id
 $$;
 
--- The contradictions in an open run and the refused changes to its tasks, one sentence for each.
+-- Return one sentence for each contradiction in an open run and for each refused change to its tasks.
 CREATE OR REPLACE FUNCTION horsies_problems_v1(p_run_id uuid) RETURNS SETOF text LANGUAGE sql STABLE AS $$
     SELECT problem FROM horsies_workflows AS run CROSS JOIN LATERAL (
         SELECT horsies_node_problems(run) UNION ALL SELECT horsies_part_problems(run)

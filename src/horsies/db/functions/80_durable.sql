@@ -1,19 +1,18 @@
--- Durable functions: a run is a task with recorded steps. While the run waits it is parked: its status is PENDING, and
--- it has no process, no connection and no lease.
+-- Durable functions: a run is a task with recorded steps. While a run waits it is parked: its status is PENDING, and it
+-- has no process, no connection and no lease.
 --
 -- The run's row is the lock between the worker that parks the run and the events that wake it. The worker locks the row
 -- and then checks, with a new snapshot, for stored signals and ended children. A signal, or the end of a child, also
--- locks the row before it checks whether the run is parked. So whichever of the two comes second sees the first.
--- Parking has its own transaction, which holds the rows of runs and waits for no other row, so it cannot be part of a
+-- locks the row before it checks whether the run is parked. So the second of these two transactions sees the first.
+-- Parking has its own transaction, which locks only rows of runs and waits for no other row, so it cannot be part of a
 -- deadlock.
 
--- RUNNING -> PENDING for waiting runs of this worker. For each run there is a request in JSON, with these optional
--- keys: {"seconds": number, "signals": [name, ...], "children": [id, ...], "problem": sentence, "args": JSON text,
--- "kwargs": JSON text}. A run whose event has already occurred is due immediately. A run with a problem is held until
--- an operator resumes it. A run with an accepted cancellation begins its clean-up, or is left to the statement that
--- cancels it. The wait does not end the attempt, so retry_count does not change. good_until is cleared, because the run
--- has already started. A node whose workflow has ended keeps its good_until, and the run begins its clean-up if it has
--- one.
+-- RUNNING -> PENDING for waiting runs of this worker. Each run has a request in JSON with these optional keys:
+-- {"seconds": number, "signals": [name, ...], "children": [id, ...], "problem": sentence, "args": JSON text, "kwargs":
+-- JSON text}. A run whose event has already occurred is due immediately. A run with a problem is held until an operator
+-- resumes it. A run with an accepted cancellation begins its clean-up, or is left to the statement that cancels it. The
+-- wait does not end the attempt, so retry_count does not change. good_until is cleared, because the run has already
+-- started. A node whose workflow has ended keeps its good_until, and the run begins its clean-up if it has one.
 CREATE OR REPLACE FUNCTION horsies_park_v1(
     p_worker_id text, p_ids uuid[], p_generations integer[], p_requests text[]) RETURNS SETOF uuid
 LANGUAGE plpgsql AS $$
@@ -54,7 +53,7 @@ BEGIN
             worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL,
             next_retry_at = CASE WHEN keeps_place AND request ? 'problem' THEN horsies_never_v1()
                 WHEN keeps_place AND NOT has_come THEN coalesce(wakes_at, horsies_never_v1()) END,
-            -- If the workflow has ended, its running nodes must end at this time.
+            -- If the workflow has ended, this time is the deadline of its running nodes.
             good_until = CASE WHEN task.workflow_id IS NOT NULL AND EXISTS (
                 SELECT FROM horsies_workflows AS flow WHERE flow.id = task.workflow_id
                   AND coalesce(flow.status, '') NOT IN ('PENDING', 'RUNNING', 'PAUSED')) THEN task.good_until END,
@@ -64,8 +63,8 @@ BEGIN
                 THEN horsies_returned_lane_v1(task.lane, task.workflow_id) END,
             enqueued_at = CASE WHEN keeps_place THEN task.enqueued_at WHEN has_come OR request ? 'problem' THEN clock_timestamp()
                 ELSE coalesce(wakes_at, horsies_never_v1()) END,
-            -- Tasks are in the index of their lane if they are due at updated_at; the clock may have been set back
-            -- since the send.
+            -- The lane's index contains only tasks that were due at updated_at. The clock may have been set back since
+            -- the send, so updated_at must not be earlier than the due time.
             updated_at = greatest(clock_timestamp(), CASE WHEN keeps_place THEN task.enqueued_at END)
         WHERE task.id = p_ids[place] AND task.generation = p_generations[place]
           AND task.claimed_by_worker_id = p_worker_id AND coalesce(task.status, '') = 'RUNNING'
@@ -89,8 +88,8 @@ END
 $$;
 
 -- Return whether tasks with this name are runs of a durable function. Such a run does not fail when no worker has its
--- function, because its recorded steps would then be useless. If no worker has registered the name yet, the version at
--- its end identifies a durable function.
+-- function, because its recorded steps would then be useless. If no worker has registered the name yet, a version at
+-- the end of the name identifies a durable function.
 CREATE OR REPLACE FUNCTION horsies_is_durable_v1(p_task_name text) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT coalesce((
         SELECT defaults.is_durable FROM horsies_task_defaults AS defaults WHERE defaults.task_name = p_task_name),
@@ -107,8 +106,8 @@ CREATE OR REPLACE FUNCTION horsies_has_ended(p_id uuid) RETURNS boolean LANGUAGE
         WHERE flow.id = p_id AND coalesce(flow.status, '') IN ('PENDING', 'RUNNING', 'PAUSED'))
 $$;
 
--- Children have ended: make those of these runs due that are parked for them. A run that is not parked yet is locked as
--- well, because its worker may be about to park it.
+-- Make these runs due if they are parked for one of these children, which have ended. A run that is not parked yet is
+-- locked as well, because its worker may be about to park it.
 CREATE OR REPLACE FUNCTION horsies_wake_parents(p_runs uuid[], p_children uuid[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -150,9 +149,9 @@ END
 $$;
 
 -- Take the oldest signal with one of these names and record it as a step, in one transaction. The lock on the run's row
--- keeps an older attempt from taking a signal once the run belongs to a newer attempt. Returns the recorded step; an
--- attempt of the same worker may have recorded it earlier and lost the answer. Returns no row if there is no signal,
--- and a row without a kind if the run belongs to another attempt.
+-- keeps an older attempt from taking a signal once the run belongs to a newer attempt. Returns the recorded step; if
+-- the step is already recorded, the attempt has repeated this statement after losing the response. Returns no row if
+-- there is no signal, and a row without a kind if the run belongs to another attempt.
 CREATE OR REPLACE FUNCTION horsies_take_signal_v1(
     p_worker_id text, p_task_id uuid, p_generation integer, p_step text, p_position integer, p_names text[],
     OUT kind text, OUT result text, OUT error text)
@@ -240,7 +239,7 @@ BEGIN
     IF NOT EXISTS (SELECT FROM horsies_steps AS step WHERE step.task_id = p_task_id AND step.name = p_step) THEN
         RETURN 'STEP_NOT_FOUND';
     END IF;
-    -- A step's failed tries and the limit of its wait were recorded before the step itself.
+    -- The failed tries of a step, and the time limit of its wait, were recorded before the step itself.
     SELECT min(step.position) INTO first FROM horsies_steps AS step
     WHERE step.task_id = p_task_id AND (step.name = p_step OR starts_with(step.name, p_step || '!'));
     IF EXISTS (SELECT FROM horsies_steps AS step
@@ -256,12 +255,12 @@ END
 $$;
 
 -- Cancellation. A run whose function has registered clean-up steps (kind 'on_cancel') does not become CANCELLED
--- immediately: the cancellation is recorded as a step of kind 'cancel', and the run becomes due. Its next call replays
--- the recorded steps up to there, executes the clean-up steps and ends as CANCELLED. The request to cancel has then
--- been accepted, so cancel_requested_at is cleared: the clean-up is retried and recovered like every other attempt.
+-- immediately: the cancellation is recorded as a step of kind 'cancel', and the run becomes due. The next call of the
+-- run replays the recorded steps, executes the clean-up steps and ends as CANCELLED. cancel_requested_at is cleared
+-- when the cancellation is recorded, so that the clean-up is retried and recovered like any other attempt.
 
--- Begin the clean-up of those of these runs that have clean-up steps and have not begun them, and cancel the children
--- of these runs. Returns the ids of these runs. The caller holds the locks on the rows.
+-- Begin the clean-up of these runs, if they have clean-up steps that have not begun, and cancel their children. Returns
+-- the ids of the runs that begin their clean-up. The caller must have locked the rows.
 CREATE OR REPLACE FUNCTION horsies_begin_clean_up_v1(p_ids uuid[]) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 DECLARE
     runs uuid[];
@@ -309,10 +308,10 @@ BEGIN
 END
 $$;
 
--- Cancel the open children of these runs, except children that were started as detached. Their own children are
--- cancelled too, because the trigger on tasks calls this function for every task that ends by a cancellation. A child
--- that ends at the same moment holds its own row and waits for its parent's row; PostgreSQL then aborts one of the two
--- transactions, which is repeated.
+-- Cancel the open children of these runs, except children that were started as detached. Deeper descendants are
+-- cancelled too, because the trigger on tasks calls this function for every cancelled task. A child that ends at the
+-- same moment locks its own row and waits for its parent's row: PostgreSQL then aborts one of the two transactions,
+-- which is repeated.
 CREATE OR REPLACE FUNCTION horsies_cancel_children(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     children uuid[] := ARRAY(
@@ -329,10 +328,11 @@ BEGIN
 END
 $$;
 
--- PENDING or CLAIMED -> CANCELLED immediately: user code has not started, or its run is parked. A RUNNING task is asked
--- to stop if "p_running" is set: its worker is notified and records the outcome. A run that has begun its clean-up is
+-- PENDING or CLAIMED -> CANCELLED, because user code has not started or the run is parked. With "p_running", RUNNING
+-- tasks are requested to stop: their workers are notified and record the outcome. A run that has begun its clean-up is
 -- not interrupted, unless the clean-up cannot continue (see horsies_cleaning). Returns a row for each task that exists.
--- The roots of the tasks' workflows are locked first, in id order, so the holder of a task's row never waits for a run.
+-- The roots of the tasks' workflows are locked first, in id order, so that a transaction that has locked a task's row
+-- never waits for a run.
 CREATE OR REPLACE FUNCTION horsies_cancel_tasks_v1(
     p_ids uuid[], p_running boolean, OUT id uuid, OUT was_status text, OUT applied boolean)
 RETURNS SETOF record LANGUAGE plpgsql AS $$
@@ -383,8 +383,8 @@ BEGIN
 END
 $$;
 
--- Return whether a waiting task cannot run on any of the live workers of its queue: none of them has its function with
--- parameters that the call fits. False if the queue has no live workers.
+-- Return whether no live worker of its queue can run a waiting task, because none has the function with parameters that
+-- fit the call. False if the queue has no live workers.
 CREATE OR REPLACE FUNCTION horsies_lacks_code(p_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT coalesce((
         SELECT count(*) > 0 AND count(*) FILTER (
@@ -397,8 +397,8 @@ CREATE OR REPLACE FUNCTION horsies_lacks_code(p_id uuid) RETURNS boolean LANGUAG
         WHERE task.id = p_id AND coalesce(task.status, '') = 'PENDING'), false)
 $$;
 
--- Return those of these runs that have begun their clean-up and can continue it. Held runs are left out, and so are
--- runs that none of the live workers on their queue can run.
+-- Return the ids of these runs that have begun their clean-up and can continue it. Held runs are omitted, and runs that
+-- no live worker of their queue can run.
 CREATE OR REPLACE FUNCTION horsies_cleaning(p_ids uuid[]) RETURNS uuid[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY(
         SELECT step.task_id FROM horsies_steps AS step
@@ -409,11 +409,11 @@ CREATE OR REPLACE FUNCTION horsies_cleaning(p_ids uuid[]) RETURNS uuid[] LANGUAG
           AND NOT horsies_lacks_code(step.task_id))
 $$;
 
--- Cancel the runs whose deadline has passed, including running ones: like every cancelled run they execute their
+-- Cancel the runs whose deadline has passed, even if they are running. Like every cancelled run, they execute their
 -- clean-up first. A run that was already cancelled keeps its outcome. Returns the ids of the deadlines that were due;
--- "p_only" restricts the search to these ids. This statement locks a deadline's row before its task's row, and deleting
--- a task locks them in the other order: in such a deadlock PostgreSQL aborts one of the two transactions, which is
--- repeated.
+-- "p_only" restricts the search to these ids. This statement locks a deadline's row before its task's row, whereas
+-- deleting a task locks the task's row first. In such a deadlock PostgreSQL aborts one of the two transactions, which
+-- is repeated.
 CREATE OR REPLACE FUNCTION horsies_end_late_runs_v1(
     p_limit integer, p_excluded uuid[], p_only uuid[]) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 DECLARE

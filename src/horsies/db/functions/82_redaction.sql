@@ -1,9 +1,9 @@
 -- Redaction: ended tasks and runs lose everything that may identify a person. The record that they ran remains.
 
 -- Redact ended tasks: they keep their name, queue, times, status, codes and places in the code, and lose their
--- arguments, result, messages, headers and keys, and the digests of all these. The trigger on changed tasks ignores
--- redacted rows, because they ended long before (horsies_notify_changed_tasks). Returns the ids of the tasks that were
--- redacted.
+-- arguments, result, messages, headers and keys, and the digests of all these. The trigger on changed tasks
+-- (horsies_notify_changed_tasks) ignores redacted rows, because these tasks have already ended. Returns the ids of the
+-- tasks that were redacted.
 CREATE OR REPLACE FUNCTION horsies_redact_tasks_v1(p_ids uuid[]) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 DECLARE
     redacted uuid[];
@@ -11,7 +11,7 @@ BEGIN
     WITH changed AS (
         UPDATE horsies_tasks AS task SET
             args = NULL, kwargs = NULL, failed_reason = NULL, enqueue_sha = '',
-            -- A failed task without a result would look as if it had crashed.
+            -- A failed task keeps an error as its result; without one it would look as if it had crashed.
             result = CASE WHEN task.status = 'FAILED' THEN json_build_object('err', json_build_object(
                 'error_code', coalesce(task.error_code, 'WORKER_CRASHED'), 'message', 'The task was redacted.',
                 'data', NULL, 'exception', NULL))::text END,

@@ -48,7 +48,7 @@ CREATE TABLE horsies_tasks (
     created_at            timestamptz   NOT NULL DEFAULT now(),
     updated_at            timestamptz   NOT NULL DEFAULT now(),
     -- The fencing token: every claim increments the generation, and every later change of the status requires the
-    -- current one.
+    -- current generation.
     generation            integer       NOT NULL DEFAULT 0,
     -- The claim of plain tasks does not find a held task, although its status is PENDING. The tasks of a paused
     -- workflow are held. A task with a key is always held, because the claim by keys finds it by its lane.
@@ -64,8 +64,8 @@ CREATE TABLE horsies_tasks (
     cancel_requested_at   timestamptz,
     idempotency_key       text,
     idempotency_sha       varchar(64),
-    -- An idempotency key that is unique only for a time: while the task waits for its first claim ('waiting'), or until
-    -- the task has ended ('open').
+    -- An idempotency key that is unique only for a limited time: while the task waits for its first claim ('waiting'),
+    -- or until the task has ended ('open').
     unique_key            text,
     unique_while          text,
     retried_from_task_id  uuid,
@@ -81,7 +81,8 @@ CREATE TABLE horsies_tasks (
     scheduled_for         timestamptz,
     -- The run of a durable function that started this task and may wait for its end; NULL for all other tasks.
     wakes_task_id         uuid,
-    -- When the arguments, the result and all other values that may identify a person were removed from this ended task.
+    -- When this ended task was redacted: its arguments, its result and all other values that may identify a person were
+    -- removed.
     redacted_at           timestamptz
 ) WITH (
     fillfactor = 80,
@@ -93,12 +94,12 @@ CREATE TABLE horsies_tasks (
     autovacuum_analyze_scale_factor = 0.05
 );
 
--- Few indexes: the primary key, and partial indexes that match the hot predicates exactly. A status update writes only
--- the indexes whose predicate the new row version satisfies: primary key and claim index at insert, primary key and
--- in-flight index at start, and only the primary key when the task ends.
+-- The table has few indexes: the primary key, and partial indexes that match the hot predicates exactly. A status
+-- update writes only the indexes whose predicate the new row version satisfies: primary key and claim index at insert,
+-- primary key and in-flight index at start, and only the primary key when the task ends.
 CREATE INDEX horsies_tasks_claim ON horsies_tasks (queue_name, priority, enqueued_at, id)
     WHERE status = 'PENDING' AND NOT held;
--- Tasks of "async def" functions: with this index a claim for async children finds them behind any number of other
+-- Tasks of "async def" functions: this index lets a claim for async children find them behind any number of other
 -- tasks. The text in the predicate is the beginning of the options that producers store with such a task. Other tasks
 -- have no entry here; for them the predicate costs one comparison.
 CREATE INDEX horsies_tasks_claim_async ON horsies_tasks (queue_name, priority, enqueued_at, id)
@@ -171,8 +172,8 @@ CREATE TABLE horsies_task_progress (
 ) WITH (fillfactor = 50);
 
 -- Attempts ----------------------------------------------------------------------------------------
--- A trigger, horsies_task_deleted, deletes the attempts of a deleted task. A foreign key would be checked for every
--- attempt, although the statement that inserts an attempt has just updated its task.
+-- The trigger horsies_task_deleted deletes the attempts of a deleted task. There is no foreign key: it would be checked
+-- for every attempt, although the statement that inserts an attempt has just updated its task.
 CREATE TABLE horsies_task_attempts (
     id                   bigint        GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     task_id              uuid          NOT NULL,
@@ -222,7 +223,7 @@ CREATE TABLE horsies_task_logs (
     attempt     integer      NOT NULL,
     -- One log record per line; the lines of a traceback follow their record, indented.
     body        text         NOT NULL,
-    -- How many lines were left out, and after which line of the body.
+    -- How many lines were omitted, and after which line of the body.
     dropped     integer      NOT NULL,
     cut_after   integer      NOT NULL,
     created_at  timestamptz  NOT NULL DEFAULT clock_timestamp(),
@@ -292,13 +293,13 @@ CREATE TABLE horsies_task_signals (
 
 CREATE INDEX horsies_task_signals_waiting ON horsies_task_signals (task_id, name, id);
 
--- What parked runs of durable functions wait for. A row is valid while its task is PENDING with this generation, so a
--- process that starts or ends the run does not have to delete the row immediately. The next call of the run deletes it.
+-- What parked runs of durable functions wait for. A row is valid while its task is PENDING with this generation, so the
+-- process that starts or ends the run may leave the row; the next call of the run deletes it.
 CREATE TABLE horsies_parked (
     task_id     uuid         PRIMARY KEY,
     generation  integer      NOT NULL,
     since       timestamptz  NOT NULL,
-    -- When a sleep, or a wait with a limit, ends.
+    -- When a sleep, or a wait with a time limit, ends.
     until       timestamptz,
     signals     text[]       NOT NULL,
     children    uuid[]       NOT NULL,
@@ -323,9 +324,9 @@ CREATE INDEX horsies_deadlines_next ON horsies_deadlines (ends_at) WHERE reached
 -- Tasks and runs whose next change the database refuses. A worker skips such a task or run, tries again after a
 -- growing delay, and records it here once.
 --
--- "status" and "generation" are the state in which the task or run is blocked. The row is valid only as long as its
--- task or run has this state, whichever process changes it, so the row does not have to be deleted immediately. There
--- is no foreign key, because a row must not keep a task from being changed or deleted.
+-- "status" and "generation" are the state in which the task or run is blocked. The row is valid only while its task or
+-- run has this state, so any process may change the state without deleting the row. There is no foreign key, because a
+-- row must not keep a task from being changed or deleted.
 CREATE TABLE horsies_blocked (
     id           uuid         NOT NULL,
     kind         varchar(8)   NOT NULL CHECK (kind IN ('task', 'run')),
@@ -424,7 +425,7 @@ CREATE TABLE horsies_findings (
 -- Workers -----------------------------------------------------------------------------------------
 -- One current row per worker. A live worker holds the session advisory lock "lock_key" on its listening connection. The
 -- server releases the lock as soon as the connection is gone. So a free lock, together with a few seconds without a
--- heartbeat, proves that a worker is dead, long before any other threshold.
+-- heartbeat, proves that a worker is dead, long before any other timeout expires.
 CREATE TABLE horsies_workers (
     worker_id        varchar(255)  PRIMARY KEY,
     -- The name that an operator gave the worker (--name), or NULL. Names need not be unique.
@@ -534,13 +535,13 @@ CREATE TABLE horsies_lanes (
     paused_at        timestamptz,
     pause_reason     text,
     updated_at       timestamptz       NOT NULL DEFAULT clock_timestamp(),
-    -- The rate in the decorator of the task whose calls share this key; a rate set by an operator takes precedence.
+    -- The rate in the decorator of the task whose calls all share this key. A rate set by an operator takes precedence.
     task_rate_seconds  double precision,
     task_rate_burst    integer,
     PRIMARY KEY (queue_name, lane)
 );
 
--- Lanes in order, and for each lane the task behind which a claim starts its search.
+-- Lanes in order, and for each lane a task: a claim searches the lane behind this task.
 CREATE TYPE horsies_lane_marks AS (
     lanes bigint[], priorities integer[], moments timestamptz[], ids uuid[]);
 
@@ -630,8 +631,8 @@ CREATE INDEX horsies_workflows_schedule_open ON horsies_workflows (schedule_name
 -- index, so every plan finds nodes by key, even a plan made on an empty table. Node ids, which are checked when a
 -- workflow is built, are searched within their run.
 --
--- A trigger, horsies_workflow_deleted, deletes the nodes of a deleted run. A foreign key would be checked for every
--- node of a start, although the same statement inserts the run.
+-- The trigger horsies_workflow_deleted deletes the nodes of a deleted run. There is no foreign key: a start would check
+-- it for every node, although the same statement inserts the run.
 CREATE TABLE horsies_workflow_tasks (
     workflow_id           uuid          NOT NULL,
     task_index            integer       NOT NULL,
@@ -639,10 +640,10 @@ CREATE TABLE horsies_workflow_tasks (
     kind                  horsies_node_kind NOT NULL,
     -- RUNNING is stored only for sub-workflow and map nodes; any other node counts as running while its task runs.
     status                horsies_node_status NOT NULL,
-    -- Whether the end of this node was counted in its dependents and its run.
+    -- Whether the counters of the node's dependents and of its run include the end of this node.
     propagated            boolean       NOT NULL DEFAULT false,
     task_id               uuid,
-    -- The task that has the node's result, or the result itself if no single task has it.
+    -- The task that contains the node's result, or the result itself if no single task contains it.
     result_task_id        uuid,
     result                text,
     -- The edges of the node in the graph.
@@ -731,7 +732,7 @@ CREATE TABLE horsies_schedule_state (
     run_count       integer       NOT NULL DEFAULT 0,
     config_hash     varchar(64),
     updated_at      timestamptz   NOT NULL DEFAULT now(),
-    -- The task that the schedule sends, or the key of the workflow that it starts, and the scheduler or program that
+    -- The task that the schedule sends, or the key of the workflow that it starts; and the scheduler or program that
     -- stored the schedule.
     task_name       varchar(255),
     definition_key  varchar(255),
@@ -742,7 +743,7 @@ CREATE TABLE horsies_schedule_state (
     definition      text,
     -- The timing from the configuration or program, while a person's edit replaces it; a reset returns to this timing.
     original_timing text,
-    -- When a person last changed the timing. A slot that was due before this change belongs to the old timing.
+    -- When a person last changed the timing. Slots that were due before this change belong to the old timing.
     edited_at       timestamptz,
     paused_at       timestamptz,
     resumed_at      timestamptz,

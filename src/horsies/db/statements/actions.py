@@ -1,4 +1,4 @@
-"""Catalogue of the statements on the record of changes made by people."""
+"""Catalogue of the statements on the history of changes made by people."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ INSERT INTO horsies_actions (actor, source, verb, subject, outcome, detail)
 VALUES (%(actor)s, %(source)s, %(verb)s, %(subject)s, %(outcome)s, %(detail)s)
 
 -- name: list_actions
--- The history of changes, newest first, by the primary key or the filter's index. When two filters are given, which is
+-- The history of changes, newest first, by the primary key or the index for the filter. With two filters, which is
 -- rare, the index on subjects is used.
 SELECT id, at, actor, source, verb, subject, outcome, detail,
     extract(epoch FROM now() - at)::float8 AS age_seconds, order_id::text
@@ -40,8 +40,8 @@ RETURNING id::text
 SELECT clock_timestamp() AS at
 
 -- name: judge_resends
--- How many of these tasks an order would refuse to send again, by reason; from the primary key and the index on
--- original tasks.
+-- Count the tasks in this list that an order would refuse to send again, by reason, from the primary key and the index
+-- on original tasks.
 SELECT count(*) FILTER (WHERE workflow_id IS NOT NULL) AS in_workflow,
     count(*) FILTER (WHERE workflow_id IS NULL AND redacted_at IS NOT NULL) AS is_redacted,
     count(*) FILTER (WHERE workflow_id IS NULL AND redacted_at IS NULL AND EXISTS (
@@ -54,8 +54,8 @@ SELECT id::text, status, created_at, coalesce(completed_at, failed_at) AS finish
 FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: delete_drafts
--- Delete an author's outdated drafts, and all but the newest of the current ones, by the index on authors: a page that
--- is loaded often must not fill the table. Retention deletes the drafts of authors who make no more dry runs.
+-- Delete an author's outdated drafts, and all current drafts except the newest, by the index on authors, so that
+-- frequent dry runs do not fill the table. Retention deletes the drafts of authors who make no more dry runs.
 DELETE FROM horsies_actions
 WHERE actor = %(actor)s AND outcome = 'draft' AND (at < now() - interval '1 hour' OR id NOT IN (
     SELECT id FROM horsies_actions
@@ -76,18 +76,17 @@ ON CONFLICT (order_id) DO UPDATE SET outcome = 'running'
 WHERE excluded.outcome = 'running' AND known.outcome IN ('stopping', 'stopped')
 
 -- name: stop_order
--- Ask an order to stop; its next batch then ends it.
+-- Request an order to stop; the next batch of the order then ends it.
 UPDATE horsies_actions SET outcome = 'stopping' WHERE order_id = %(order_id)s::uuid AND outcome = 'running'
 RETURNING order_id::text
 
 -- name: lock_orders
--- Lock, so that only one batch runs at a time across all orders, because two orders must not send the same task again.
--- The lock key is the word "orders" in hex.
+-- Take the lock under which only one batch runs at a time across all orders, so that two orders do not resend the same
+-- task. The lock key is the word "orders" in hex.
 SELECT pg_advisory_xact_lock(122537101324915) IS NULL AS locked
 
 -- name: read_order
--- An order, or a draft that is at most an hour old: after that, the counts of a draft mean little, and it can no longer
--- be started.
+-- An order, or a draft that is at most an hour old. An older draft cannot be started, because its counts are outdated.
 SELECT id, at, actor, outcome, order_plan AS plan, order_progress AS progress
 FROM horsies_actions
 WHERE order_id = %(order_id)s::uuid AND (outcome <> 'draft' OR at > now() - interval '1 hour')

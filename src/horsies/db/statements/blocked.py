@@ -39,7 +39,7 @@ class BlockedRow:
     worker_id: str | None
     since: datetime
     blocked_seconds: float
-    # The number of all blocked tasks and runs, including those beyond the limit of the list.
+    # The total number of blocked tasks and runs, even beyond the limit of the list.
     total: int
 
 

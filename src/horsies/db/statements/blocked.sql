@@ -21,8 +21,8 @@ RETURNING known.id::text, (
 ) AS task_options
 
 -- name: limit_lock_wait
--- Limit the waits for locks in the rest of the transaction. A task that is alone in its transaction does not have to
--- wait for a lock, because its change is tried again later.
+-- Limit the waits for locks in the rest of the transaction. A task that is alone in its transaction need not wait long
+-- for a lock, because its change is tried again later.
 SELECT set_config('lock_timeout', %(milliseconds)s::integer::text, true) AS setting
 
 -- name: list_blocked
@@ -38,14 +38,14 @@ WHERE NOT EXISTS (SELECT FROM horsies_blocked_v1() AS kept WHERE (kept.id, kept.
 RETURNING known.id::text
 
 -- name: find_late
--- The tasks that expire_tasks would take, by the same index. Parameters: how many tasks to find, and which to
+-- The tasks that expire_tasks would expire, by the same index. Parameters: how many tasks to find, and which to
 -- exclude.
 SELECT id::text, workflow_id::text FROM horsies_tasks
 WHERE status = 'PENDING' AND good_until IS NOT NULL AND good_until <= now() AND id <> ALL(%(excluded)s::uuid[])
 ORDER BY good_until LIMIT %(limit)s
 
 -- name: find_late_runs
--- The runs that end_late_runs would take, by the same index.
+-- The runs that end_late_runs would end, by the same index.
 SELECT task_id::text AS id, (
     SELECT task.workflow_id::text FROM horsies_tasks AS task WHERE task.id = deadline.task_id) AS workflow_id
 FROM horsies_deadlines AS deadline
@@ -53,13 +53,13 @@ WHERE reached_at IS NULL AND ends_at <= now() AND task_id <> ALL(%(excluded)s::u
 ORDER BY ends_at LIMIT %(limit)s
 
 -- name: find_lapsed
--- The tasks that release_lapsed would take, by the same index.
+-- The tasks that release_lapsed would release, by the same index.
 SELECT id::text, workflow_id::text FROM horsies_tasks
 WHERE status = 'CLAIMED' AND claim_expires_at <= now() AND id <> ALL(%(excluded)s::uuid[])
 ORDER BY claim_expires_at LIMIT %(limit)s
 
 -- name: find_unheld
--- The tasks that release_unstarted would take. Parameters: a worker, and the attempts it actually holds.
+-- The tasks that release_unstarted would release. Parameters: a worker, and the attempts that it actually holds.
 SELECT task.id::text, task.workflow_id::text, task.generation FROM horsies_tasks AS task
 WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
   AND NOT EXISTS (

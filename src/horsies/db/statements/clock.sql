@@ -1,8 +1,8 @@
--- The test clock: time passes for waiting tasks by moving their stored times back.
+-- The test clock: simulates the passing of time by moving the stored times of waiting tasks back.
 
 -- name: advance_tasks
 -- Make PENDING tasks become due, and expire, earlier by this many seconds. "only" lists tasks; a run in the list stands
--- for all of its tasks. Parameters: how many seconds pass; with "only", just for these tasks and runs.
+-- for all of its tasks. Parameters: the number of seconds that pass; "only" limits the change to these tasks and runs.
 UPDATE horsies_tasks SET
     enqueued_at = enqueued_at - %(seconds)s::float8 * interval '1 second',
     good_until = good_until - %(seconds)s::float8 * interval '1 second',
@@ -12,7 +12,7 @@ WHERE status = 'PENDING'
 RETURNING id::text
 
 -- name: advance_nodes
--- The same for nodes whose task has not been inserted yet.
+-- Make nodes whose task has not been inserted yet become due, and expire, earlier by this many seconds.
 UPDATE horsies_workflow_tasks SET
     not_before = not_before - %(seconds)s::float8 * interval '1 second',
     good_until = good_until - %(seconds)s::float8 * interval '1 second'
@@ -21,7 +21,7 @@ WHERE enqueued_at IS NULL AND completed_at IS NULL AND (not_before IS NOT NULL O
 RETURNING workflow_id::text AS id
 
 -- name: advance_schedules
--- Move the next slots of schedules: back for a transaction that reads due schedules, and then forward again.
+-- Move the next slots of schedules: back for a transaction that reads due schedules, and forward again afterwards.
 UPDATE horsies_schedule_state SET next_run_at = next_run_at - %(slots)s::float8 * interval '1 second',
     resumed_at = resumed_at - %(pauses)s::float8 * interval '1 second'
 WHERE next_run_at IS NOT NULL

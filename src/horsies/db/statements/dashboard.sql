@@ -1,5 +1,5 @@
--- Statements for the dashboard's panels that monitor.sql does not have. Each reads a bounded number of rows, however
--- long queues and history are.
+-- Statements for the dashboard's panels, in addition to monitor.sql. Each reads a bounded number of rows, even if
+-- queues and history are long.
 
 -- name: count_recent_arrivals
 -- Tasks sent during the last minute, by queue. At most the newest "sample" ids are read; "since" is the smallest
@@ -26,8 +26,8 @@ FROM unnest(ARRAY['PENDING', 'RUNNING', 'PAUSED']) AS known (status) CROSS JOIN 
 
 -- name: next_in_queue
 -- A queue's due tasks in the order in which workers claim them, from the front of the claim index for each priority, so
--- that delayed tasks are never scanned. Keys take turns with each other and with the tasks without a key: "place" is a
--- task's place among the tasks of its key.
+-- that delayed tasks are never scanned. Keys take turns with each other and with the tasks without a key; "place" is
+-- the position of a task among the tasks of its key.
 WITH RECURSIVE levels AS (
     (SELECT priority FROM horsies_tasks
      WHERE status = 'PENDING' AND NOT held AND queue_name = %(queue)s::text ORDER BY priority LIMIT 1)
@@ -65,8 +65,8 @@ ORDER BY task.started_at NULLS LAST, task.id LIMIT %(limit)s::integer
 
 -- name: memory_of_name
 -- The private memory of the children that ran this task, from their workers' latest snapshots. Async children are left
--- out, because they run several tasks in one memory. Attempts do not record memory; this list of children is stored
--- anyway.
+-- out, because they run several tasks in one memory. The lists of children in the snapshots provide this, because
+-- attempts do not record memory.
 SELECT count(*) AS children, (percentile_disc(0.5) WITHIN GROUP (ORDER BY running.megabytes)) AS p50_mb,
     max(running.megabytes) AS most_mb
 FROM (SELECT (child ->> 'private_mb')::float8 AS megabytes

@@ -100,7 +100,7 @@ FROM pg_prepared_xacts WHERE database = current_database()
 ORDER BY transactions DESC, name LIMIT 20
 
 -- name: measure_claim_index
--- The size of the claim index, and the number of tasks in it, counted only up to the number that matters to the check.
+-- The size of the claim index, and the number of tasks in it, counted up to the limit that the check needs.
 SELECT pg_relation_size(entry.oid) AS bytes, (
     SELECT count(*) FROM (
         SELECT FROM horsies_tasks WHERE status = 'PENDING' AND NOT held
@@ -114,9 +114,9 @@ SELECT worker_id::text, version::text, extract(epoch FROM now() - started_at)::f
 FROM horsies_workers WHERE stopped_at IS NULL ORDER BY seen_at DESC LIMIT 1000
 
 -- name: count_abandoned
--- Tasks that recovery should have taken: claimed by or running on workers that are gone, with a lapsed lease, or past
--- their deadline. There are few tasks in flight; tasks past their deadline are counted from the index on deadlines, up
--- to 10,000. Parameters: an age in seconds.
+-- Tasks that recovery should have handled: claimed by or running on dead workers, with a lapsed lease, or past their
+-- deadline. There are few tasks in flight; tasks past their deadline are counted from the index on deadlines, up to
+-- 10,000. Parameters: an age in seconds.
 SELECT count(*) FILTER (WHERE worker.stopped_at < now() - %(seconds)s::float8 * interval '1 second'
         OR (worker.worker_id IS NULL
             AND coalesce(task.started_at, task.claimed_at, task.updated_at)
@@ -130,9 +130,9 @@ FROM horsies_tasks AS task LEFT JOIN horsies_workers AS worker ON worker.worker_
 WHERE task.status IN ('CLAIMED', 'RUNNING')
 
 -- name: list_crashes
--- Among the newest "window" attempts, those of the last hour whose child process died. Names are scalar subqueries,
--- because a join might be planned as a hash over the whole history. Parameters: how many of the newest attempts to
--- read.
+-- The attempts of the last hour whose child process died, among the newest "window" attempts. Names are scalar
+-- subqueries, because a join might be planned as a hash over the whole history. Parameters: how many of the newest
+-- attempts to read.
 WITH newest AS MATERIALIZED (
     SELECT task_id, outcome, finished_at FROM horsies_task_attempts ORDER BY id DESC LIMIT %(window)s::integer),
 crashed AS MATERIALIZED (

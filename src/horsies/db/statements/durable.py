@@ -14,7 +14,7 @@ DURABLE = StatementFile("durable.sql")
 
 
 class RecordStep(NamedTuple):
-    """A step to record, and the attempt that must still own the run for this."""
+    """A step to record, and the attempt that must still own the run."""
 
     worker_id: str
     task_id: Owner
@@ -147,7 +147,7 @@ class StepRow(NamedTuple):
 
 
 class ShownStep(NamedTuple):
-    """A step for a page; ``result`` is None if the result is hidden, too large or missing."""
+    """A step as a page shows it; ``result`` is None if the result is hidden, too large or missing."""
 
     name: str
     position: int

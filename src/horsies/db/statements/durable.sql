@@ -2,7 +2,7 @@
 
 -- name: record_step
 -- Record a step of a running attempt: one row, in one transaction. If no row is returned, either the step was recorded
--- already (by an earlier attempt, or by this attempt, which lost the answer), or the run belongs to another attempt.
+-- already (by an earlier attempt, or by this attempt, which lost the response), or the run belongs to another attempt.
 INSERT INTO horsies_steps (
     task_id, name, position, kind, result, error, due_at, attempt, started_at, ended_at)
 SELECT task.id, %(name)s, %(position)s::integer, %(kind)s, %(result)s::text, %(error)s::text,
@@ -54,7 +54,8 @@ SELECT name, position, kind, result, error,
 FROM horsies_steps WHERE task_id = %(task_id)s::uuid ORDER BY position, name
 
 -- name: read_step
--- A step that was recorded already. If no row is returned, the run belongs to another attempt, which continues it.
+-- Return a step that was recorded already. If no row is returned, the run belongs to another attempt, which continues
+-- the run.
 SELECT step.name, step.position, step.kind, step.result, step.error,
     extract(epoch FROM step.due_at - clock_timestamp())::float8 AS left_seconds
 FROM horsies_steps AS step JOIN horsies_tasks AS task ON task.id = step.task_id
@@ -77,7 +78,7 @@ SELECT kind, result, error FROM horsies_take_signal_v1(
     %(names)s::text[])
 
 -- name: find_events
--- Which of these children have ended, and which of these signals are stored for the run.
+-- Return the children in this list that have ended, and the signals that are stored for the run.
 SELECT child.id::text AS name FROM unnest(%(children)s::uuid[]) AS child (id) WHERE horsies_has_ended(child.id)
 UNION ALL
 SELECT DISTINCT sent.name FROM horsies_task_signals AS sent

@@ -87,9 +87,9 @@ WHERE change.detail IS NOT NULL AND change.order_id IS NULL AND change.subject::
 
 -- name: forget_keys
 -- Delete the limits and pauses of keys without an open task, and erase these keys from the record of changes and from
--- open findings; a finding about a key begins with the text in "openings". There are three probes for open tasks,
+-- open findings; a finding about a key begins with the text in "openings". Three index probes look for open tasks,
 -- because open tasks with keys are in three indexes. A meter is kept while its starts are not yet paid for, because the
--- next task with the key must wait for them. Returns the keys that still have open tasks.
+-- next task with the key must wait for that. Returns the keys that still have open tasks.
 WITH given AS MATERIALIZED (
     SELECT asked.queue, asked.key, asked.opening, horsies_lane_v1(asked.queue, asked.key) AS lane
     FROM unnest(%(queues)s::text[], %(keys)s::text[], %(openings)s::text[]) AS asked (queue, key, opening)),
@@ -179,9 +179,8 @@ WHERE (run.workflow_key = %(key)s::text OR EXISTS (
   AND (%(until)s::timestamptz IS NULL OR run.created_at < %(until)s::timestamptz)
 
 -- name: find_calls
--- The arguments of nodes, starting behind a given node, that contain both texts. Nodes are searched here because
--- skipped nodes have no task. They are read in the order of their primary key, so that each page continues after the
--- previous one.
+-- The arguments of nodes, starting behind a given node, that contain both texts. Nodes are searched because skipped
+-- nodes have no task. The order is the primary key, so that each page continues after the previous page.
 SELECT page.workflow_id::text AS run_id, page.task_index, page.task_name::text AS task_name,
     page.root_id::text AS root_id, page.task_kwargs AS kwargs
 FROM (

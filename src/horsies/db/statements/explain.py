@@ -1,4 +1,4 @@
-"""Read-only statements that answer why a task, node, run, queue or schedule is not making progress."""
+"""Read-only statements that show why a task, node, run, queue or schedule is not making progress."""
 
 from __future__ import annotations
 
@@ -108,7 +108,9 @@ class WantedTask(NamedTuple):
 
 
 class Knowledge(NamedTuple):
-    """Whether an open worker knows a task, and with which parameters; and why the call does not fit them."""
+    """Whether an open worker knows a task, with which parameters, and why the call does not fit these
+    parameters.
+    """
 
     worker_id: str
     knows_task: bool
@@ -145,8 +147,8 @@ class Place(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """How many due tasks with the same key, or without a key, start before a task, up to the limit; and
-    how many keys of the queue have due tasks, counted up to 100.
+    """How many due tasks with the same key (or, for a task without a key, without one) start before a task,
+    up to the limit; and how many keys of the queue have due tasks, up to 100.
     """
 
     due: int
@@ -179,7 +181,7 @@ class DueName(NamedTuple):
 
 
 class TaskSet(NamedTuple):
-    """The task names that some workers have registered; None if they have not registered any."""
+    """The task names that one or more workers have registered; None for workers without registered names."""
 
     worker_ids: Sequence[str]
     task_names: Sequence[str] | None

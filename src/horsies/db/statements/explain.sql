@@ -1,6 +1,6 @@
--- Statements that answer why a task, node, run, queue or schedule is not making progress. Each statement reads a
--- bounded number of rows: single keys, partial indexes on open states, and lists with a limit. None of them returns the
--- text of another session's statement, because that text may contain arguments.
+-- Statements that show why a task, node, run, queue or schedule is not making progress. Each statement reads a bounded
+-- number of rows: single keys, partial indexes on open states, and lists with a limit. None of them returns the text of
+-- another session's statement, because that text may contain arguments.
 
 -- name: explain_task
 -- One task by its key, with its node, run, queue and worker, its newest attempt and its newest heartbeat. "is_parked"
@@ -52,9 +52,9 @@ LEFT JOIN LATERAL (
 WHERE task.id = %(id)s::uuid
 
 -- name: list_knowledge
--- For every open worker: whether it has registered this task or sub-workflow, with which parameters, and why these
--- parameters do not fit this call; or which encryption key the worker lacks to read the payload. A worker that has
--- registered no names may know any task.
+-- Return for every open worker whether it has registered this task or sub-workflow, with which parameters, and why
+-- these parameters do not fit this call; or which encryption key the worker lacks to read the payload. A worker that
+-- has registered no names may know any task.
 SELECT worker.worker_id, worker.known_tasks IS NULL OR known.fingerprint IS NOT NULL AS knows_task,
     known.fingerprint, refusal.message AS refusal, refusal.since AS refused_since,
     CASE WHEN starts_with(refusal.fingerprint, 'key:') THEN substr(refusal.fingerprint, 5) END AS missing_key
@@ -81,7 +81,7 @@ CROSS JOIN LATERAL (
     WHERE state.worker_id = worker.worker_id ORDER BY state.snapshot_at DESC LIMIT 1) AS newest
 
 -- name: find_last_server
--- The last worker that has stopped among those that served this queue. Retention keeps the table small.
+-- The worker of this queue that stopped last. Retention keeps the table small.
 SELECT worker_id, name, hostname, pid, stopped_at, was_lost FROM horsies_workers
 WHERE stopped_at IS NOT NULL AND %(name)s = ANY(queues) ORDER BY stopped_at DESC LIMIT 1
 

@@ -1,7 +1,7 @@
 -- Keys of queues, as operators see and change them. A change notifies the workers of the queue, which claim again.
 
 -- name: list_keys
--- Up to "limit" keys of a queue: those with their own limits or a pause, those with tasks in flight, and those with due
+-- Up to "limit" keys of a queue: keys with their own limits or a pause, keys with tasks in flight, and keys with due
 -- tasks, which are counted up to "most". Paused keys come first, then keys with the most due tasks.
 SELECT * FROM horsies_list_lanes_v1(%(queue)s::text, %(limit)s::integer, %(most)s::integer)
 
@@ -34,7 +34,7 @@ SELECT stored.name::text FROM stored CROSS JOIN LATERAL pg_notify('task_queue_' 
 
 -- name: clear_key
 -- Remove the limits of one key, so that the limits of its queue apply again; a pause of the key is kept. The key's row
--- is locked first, because a change that commits meanwhile decides whether the row is still needed.
+-- is locked first, because a concurrent change decides whether the row is still needed.
 WITH locked AS MATERIALIZED (
     SELECT stored.queue_name, stored.lane,
         stored.paused_at IS NOT NULL OR stored.task_rate_seconds IS NOT NULL AS is_needed

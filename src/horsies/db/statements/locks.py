@@ -1,4 +1,4 @@
-"""The statement that finds the sessions for which sessions of Horsies wait."""
+"""The statement that finds sessions that keep sessions of Horsies waiting."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
--- Which sessions keep sessions of Horsies waiting.
+-- The search for sessions that keep sessions of Horsies waiting.
 
 -- name: find_blockers
 -- Sessions that block a session of Horsies, and sessions that hold or request one of these lock modes on a table of
--- Horsies, in both cases for at least this many seconds. If such a session waits for others in turn, those are
+-- Horsies, in both cases for at least this many seconds. If such a session itself waits for other sessions, these are
 -- included, and listed first. A wait that has ended leaves no trace, so the locks on the tables are searched as well. A
 -- prepared transaction has no session.
 WITH RECURSIVE own AS MATERIALIZED (

@@ -1,5 +1,5 @@
 -- Statements for single look-ups: search by argument, groups of failures, and tasks related to a task. Each reads a
--- bounded number of rows, however long the history is.
+-- bounded number of rows, regardless of the length of the history.
 
 -- name: search_tasks
 -- The newest tasks whose arguments contain the texts in "key" and "needle". The arguments are compared as text and not
@@ -30,8 +30,8 @@ WHERE (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[
 ORDER BY newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_attempts
--- The id at which the newest "sample" attempts begin, by an index-only scan of the primary key. If no row is returned,
--- all attempts are in the sample.
+-- The id of the oldest of the newest "sample" attempts, by an index-only scan of the primary key. If no row is
+-- returned, all attempts are in the sample.
 SELECT id, finished_at FROM horsies_task_attempts ORDER BY id DESC OFFSET %(sample)s::integer - 1 LIMIT 1
 
 -- name: group_failures
@@ -39,8 +39,8 @@ SELECT id, finished_at FROM horsies_task_attempts ORDER BY id DESC OFFSET %(samp
 -- planned as a hash over the whole history. A failure is final unless the task is retried. An attempt that an operator
 -- cancelled is not a failure. "first_at" and the two releases come from the first and the newest attempt on record with
 -- the same fingerprint, by the index on fingerprints. An encrypted message is shortened later, after it is decrypted.
--- The times are for a sparkline. Parameters: failed attempts from from_id on, at
--- most limit; an empty list matches every task.
+-- The times are for a sparkline. Parameters: the first id to read (from_id), the maximum number of failed attempts, and
+-- task names; an empty list matches every task.
 WITH newest AS MATERIALIZED (
     SELECT id, task_id, will_retry, coalesce(error_code, '') AS error_code, worker_hostname,
         worker_id, finished_at, fingerprint, exception_type, raised_in
@@ -83,8 +83,9 @@ FROM grouped LEFT JOIN LATERAL (
 ORDER BY grouped.total DESC, grouped.task_name, grouped.error_code, grouped.fingerprint
 
 -- name: read_failure
--- One group of failures: its newest attempts, at most limit, by the index on fingerprints, and the first one on record.
--- The columns are the same as those of group_failures; no row means that no attempt on record has this fingerprint.
+-- One group of failures: up to "limit" of its newest attempts, by the index on fingerprints, and the first attempt on
+-- record. The columns are the same as those of group_failures; no row means that no attempt on record has this
+-- fingerprint.
 WITH newest AS MATERIALIZED (
     SELECT id, task_id, will_retry, error_code, worker_hostname, worker_id, finished_at, exception_type, raised_in
     FROM horsies_task_attempts WHERE fingerprint = %(fingerprint)s::text
@@ -115,12 +116,12 @@ SELECT id::text, status, created_at FROM horsies_tasks WHERE retried_from_task_i
 ORDER BY horsies_tasks.id LIMIT 20
 
 -- name: find_subject
--- Whether an id belongs to a task or to a run: two primary key probes.
+-- Whether an id belongs to a task or to a run, by two primary key probes.
 SELECT 'task' AS kind FROM horsies_tasks WHERE id = %(id)s::uuid
 UNION ALL SELECT 'run' FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: newest_trace
--- The span of the newest attempt of a task that has a span; a task has few attempts.
+-- The span of a task's newest attempt with a span; a task has few attempts.
 SELECT traceparent FROM horsies_task_attempts WHERE task_id = %(id)s::uuid AND traceparent IS NOT NULL
 ORDER BY attempt DESC LIMIT 1
 

@@ -47,8 +47,8 @@ class Measured(NamedTuple):
 
 
 class DoneByMinute(NamedTuple):
-    """How many attempts of a queue completed in each minute, with the minutes given as how long ago they
-    were.
+    """How many attempts of a queue completed in each minute; a minute is identified by how many minutes ago
+    it was.
     """
 
     queue_name: str
@@ -57,8 +57,8 @@ class DoneByMinute(NamedTuple):
 
 
 class FailingTask(NamedTuple):
-    """A task name with its final failures and its retries in the last ten minutes, and the averages per
-    ten minutes over the hour before. ``crashes`` are those failures in which the process died.
+    """A task name with its final failures and its retries in the last ten minutes, and the averages per ten
+    minutes over the hour before. ``crashes`` counts failures in which the process died.
     """
 
     name: str

@@ -2,7 +2,7 @@
 -- unnesting them would multiply the rows.
 
 -- name: add_measures
--- Add counts to the rows for their minutes. All workers lock the rows in the same order, which rules out deadlocks.
+-- Add counts to the rows for their minutes. All workers lock these rows in the same order, so no deadlocks occur.
 INSERT INTO horsies_measures AS stored (
     minute, minutes, queue_name, task_name, done, failed, retried, crashed, stopped, waited_ms, ran_ms,
     waited, ran)
@@ -30,11 +30,11 @@ ON CONFLICT (minute, minutes, queue_name, task_name) DO UPDATE SET
         ORDER BY place)
 
 -- name: read_measures
--- Sums per slot of "step_seconds", in total or by queue or task, from one range of the primary key. The first slot
--- begins "seconds" ago, at a whole multiple of "unit_seconds". A slot without attempts is returned as one row, whose
--- subject is null unless the sums cover all attempts. Parameters: how far to look back, where the first slot may begin,
--- and the length of a slot. An empty list of queues or names matches anything. On a system with thousands of task
--- names, summing the buckets takes most of the time, so a caller lists the durations whose buckets it needs.
+-- Sum the counts per slot of "step_seconds", in total or by queue or task, from one range of the primary key. The first
+-- slot begins "seconds" ago, at a whole multiple of "unit_seconds". A slot without attempts is returned as one row,
+-- whose subject is null unless the sums cover all attempts. Parameters: how far to look back, where the first slot may
+-- begin, and the length of a slot. An empty list of queues or names matches anything. With thousands of task names,
+-- summing the buckets takes most of the time, so the caller lists the durations whose buckets it needs.
 SELECT slot.at, now() AS until, CASE WHEN %(split)s::text = 'all' THEN '' ELSE found.subject END AS subject,
     coalesce(found.done, 0) AS done,
     coalesce(found.failed, 0) AS failed, coalesce(found.retried, 0) AS retried,
@@ -93,9 +93,9 @@ WHERE minutes_ago > 0
 GROUP BY queue_name
 
 -- name: find_failing_tasks
--- Tasks with final failures or retries in the last ten minutes: the numbers in these ten minutes, and the average per
--- ten minutes over the hour before. Both periods begin at a whole multiple of five minutes. Most rows have neither
--- failures nor retries.
+-- Tasks with final failures or retries in the last ten minutes, with their numbers in these ten minutes and their
+-- average per ten minutes over the hour before. Both periods begin at a whole multiple of five minutes. Most rows have
+-- neither failures nor retries.
 SELECT task_name AS name, recent AS failures, (before / 5.0)::float8 AS usual, crashes, retries,
     (retries_before / 5.0)::float8 AS usual_retries
 FROM (

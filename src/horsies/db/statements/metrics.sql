@@ -2,7 +2,7 @@
 
 -- name: read_gauges
 -- The number of open runs and of late schedules, from their partial indexes, counted up to "most"; the planner's
--- estimate of the number of stored tasks; and two figures of the server whose growth slows everything down. A role
+-- estimate of the number of stored tasks; and two figures of the server that slow everything down if they grow. A role
 -- without pg_read_all_stats sees only its own sessions' transactions. Parameters: the schema, the highest count, and
 -- how many seconds after its slot a schedule counts as late.
 SELECT runs.running, runs.paused, runs.oldest_paused_seconds, late.overdue, late.lag_seconds,

@@ -1,10 +1,10 @@
--- Statements for operators. None of them scans the history: open states come from partial indexes, rates from the
--- newest attempts, and lists from the end of the primary key, whose ids begin with their time.
+-- Statements for operators. No statement scans the history: open states come from partial indexes, rates from the
+-- newest attempts, and lists from the end of the primary key, because ids begin with a time.
 
 -- name: count_waiting
 -- The number of PENDING tasks by queue, from the claim index and from the indexes of tasks with keys. For every queue
--- and priority, one index probe finds the first task, which has been due longest in its priority, however many tasks
--- are waiting; pairs beyond the first 5,000 are left out. Due and delayed tasks are counted only up to one more than
+-- and priority, one index probe finds the task that has been due longest, regardless of how many tasks wait. Pairs of
+-- queue and priority beyond the first 5,000 are omitted. Due and delayed tasks are counted only up to one more than
 -- "most" per queue, so a queue of a million tasks costs as much as a queue of ten thousand. The ORDER BY clauses keep a
 -- plan made on an empty table from reading the whole table later.
 WITH RECURSIVE heads AS (
@@ -50,8 +50,8 @@ FROM horsies_tasks WHERE status IN ('CLAIMED', 'RUNNING') GROUP BY queue_name
 
 -- name: count_recent_attempts
 -- Attempts that ended during the last minute, by queue. At most the newest "sample" attempts are read; on a busy system
--- they cover less than a minute, and "covered_seconds" says how much. The queue of an attempt is a scalar subquery,
--- because a join might be planned as a hash over the whole history.
+-- they cover less than a minute, and "covered_seconds" is the time that they cover. The queue of an attempt is a scalar
+-- subquery, because a join might be planned as a hash over the whole history.
 WITH newest AS MATERIALIZED (
     SELECT task_id, outcome, will_retry, error_code, finished_at
     FROM horsies_task_attempts ORDER BY id DESC LIMIT %(sample)s::integer),
@@ -71,7 +71,7 @@ SELECT recent.queue_name, covered.seconds AS covered_seconds,
 FROM recent CROSS JOIN covered WHERE recent.queue_name IS NOT NULL GROUP BY recent.queue_name, covered.seconds
 
 -- name: list_queue_states
--- The queues that an operator has ever paused or resumed.
+-- Queues that an operator has paused or resumed at least once.
 SELECT queue_name AS name, paused_at FROM horsies_queues
 
 -- name: list_known_queues
@@ -157,16 +157,16 @@ WHERE (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[
 ORDER BY newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_window
--- Where the window of list_newest_tasks ends: the last id inside the window and the first id beyond it; fewer rows at
--- the end of the table. Parameters: the part of the primary key that list_newest_tasks read.
+-- The end of the window of list_newest_tasks: the last id inside the window and the first id beyond it; fewer rows at
+-- the end of the table. Parameters: the part of the primary key that list_newest_tasks has read.
 SELECT task.id::text FROM horsies_tasks AS task
 WHERE task.id < %(before)s::uuid AND task.id >= %(since)s::uuid
 ORDER BY task.id DESC OFFSET %(window)s::integer - 1 LIMIT 2
 
 -- name: list_live_tasks
--- All waiting and running tasks, however old, from the two partial indexes; tasks that a paused workflow holds are
--- found through the open runs. The ids are collected first, then limited and sorted; otherwise the planner might search
--- for these tasks by walking the primary key through the whole history.
+-- All waiting and running tasks of any age, from the two partial indexes; tasks held by a paused workflow are found
+-- through the open runs. The ids are collected first, then limited and sorted; otherwise the planner might search for
+-- these tasks by walking the primary key through the whole history.
 WITH live AS MATERIALIZED (
     SELECT id FROM horsies_keyed_tasks_v1(nullif(%(queues)s::text[], '{}'))
     WHERE 'PENDING' = ANY(%(statuses)s::text[])
@@ -215,7 +215,7 @@ WHERE task.id = ANY(ARRAY(
 ORDER BY task.id DESC
 
 -- name: list_tasks_by_error
--- All tasks that ended with one of these error codes, however old, from the index on error codes.
+-- All tasks that ended with one of these error codes, regardless of age, from the index on error codes.
 WITH failed AS MATERIALIZED (
     SELECT id FROM horsies_tasks
     WHERE error_code IS NOT NULL AND error_code = ANY(%(error_codes)s::text[])
@@ -235,7 +235,7 @@ WHERE task.id = ANY(ARRAY(
 ORDER BY task.id DESC
 
 -- name: list_tasks_by_fingerprint
--- The tasks whose final failure has this fingerprint, however old, by the index on fingerprints.
+-- The tasks whose final failure has this fingerprint, regardless of age, by the index on fingerprints.
 SELECT task.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at,
     enqueued_at, started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds

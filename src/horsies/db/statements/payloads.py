@@ -1,4 +1,4 @@
-"""Catalogue of the statements on large payload."""
+"""Catalogue of the statements on large payloads."""
 
 from __future__ import annotations
 

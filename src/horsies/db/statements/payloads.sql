@@ -1,7 +1,8 @@
--- Statements on large payload, which is stored outside the rows of tasks.
+-- Statements on large payloads, which are stored outside the rows of tasks.
 
 -- name: put_payload
--- Nothing -> an object of a task or run whose row is stored next. Without "body", the object is outside the database.
+-- Nothing -> an object for a task or run whose row is stored afterwards. Without "body", the object is outside the
+-- database.
 WITH kept AS (
     INSERT INTO horsies_payloads (id, store, bytes, body)
     VALUES (%(id)s::uuid, %(store)s, %(bytes)s::bigint, %(body)s::bytea)
@@ -16,8 +17,8 @@ SELECT body FROM horsies_payloads WHERE id = %(id)s::uuid AND body IS NOT NULL
 SELECT horsies_sweep_payloads_v1(%(after)s::uuid, %(seconds)s::float8, %(limit)s::integer)::text AS id
 
 -- name: find_released
--- Released objects outside the database. An object may have an owner again, if a task was sent again while the original
--- task was deleted; such objects are left out.
+-- Released objects outside the database. Objects that have an owner again are omitted: their task was resent while the
+-- original task was being deleted.
 SELECT kept.id::text FROM horsies_payloads AS kept
 WHERE kept.released_at IS NOT NULL AND kept.store = %(store)s
   AND NOT EXISTS (SELECT FROM horsies_payload_owners AS owner WHERE owner.payload_id = kept.id)

@@ -24,11 +24,11 @@ FROM resumed CROSS JOIN LATERAL pg_notify('task_queue_' || resumed.name, '') AS 
 -- Nothing -> PENDING for new tasks, copied from tasks that have ended. The rows of the original tasks stay. A new row
 -- refers to its original, counts its retries from zero, and has no idempotency key and no deadline in the past. With
 -- "once", tasks that have already been sent again are skipped. The span of a new task links to the original send and is
--- not its child. If a new id already exists, it belongs to the same request, whose answer was lost. A redacted task is
--- not sent again, because its arguments are gone. The lock makes this statement wait for an erasure that has begun:
--- otherwise the copy would keep the arguments, and refer to objects that are then deleted. A copy shares the large
--- payload in its arguments with its original. Returns the original rows that were found. Parameters: "once" skips tasks
--- that have already been sent again.
+-- not its child. If a new id already exists, an earlier try of the same request inserted it and its response was lost.
+-- A redacted task is not sent again, because its arguments were removed. The lock makes this statement wait for an
+-- erasure that has begun: otherwise the copy would keep the erased arguments, and refer to deleted objects. A copy
+-- shares the large payload in its arguments with its original. Returns the original rows that were found. Parameters:
+-- "once" skips tasks that have already been sent again.
 WITH met AS MATERIALIZED (
     SELECT task.*, asked.new_id, %(once)s::boolean AND EXISTS (
         SELECT FROM horsies_tasks AS again WHERE again.retried_from_task_id = asked.id) AS was_resent
@@ -56,8 +56,8 @@ SELECT met.status AS was_status, met.workflow_id IS NOT NULL AS in_workflow, met
 FROM met LEFT JOIN sent ON sent.id = met.new_id
 
 -- name: edit_resent
--- Replace the arguments of a task that this transaction has sent again, and that no other transaction has seen yet.
--- Large payload that only the original arguments refer to is no longer shared.
+-- Replace the arguments of a task that was resent in this transaction, before other transactions can see it. The copy
+-- no longer shares large payloads that only the original arguments refer to.
 WITH edited AS (
     UPDATE horsies_tasks SET args = %(args)s, kwargs = %(kwargs)s
     WHERE id = %(id)s::uuid AND status = 'PENDING' AND generation = 0

@@ -11,13 +11,13 @@ from horsies.db.statements.tasks import TaskId
 
 REFUSALS = StatementFile("refusals.sql")
 REFUSALS_TABLE = "horsies_refusals"
-# The beginning of a text that takes the place of a fingerprint, followed by the id of an encryption key:
-# the payload is encrypted with that key, and the worker lacks the key.
+# The prefix of a text that replaces a fingerprint. The id of an encryption key follows: the payload is
+# encrypted with that key, and the worker lacks it.
 KEY_REFUSAL = "key:"
-# Follows the id of a key if that key does not decrypt the payload. No worker registers such a key id, so
-# no worker counts as able to run the task.
+# The suffix after a key id if that key does not decrypt the payload. No worker registers a key id with this
+# suffix, so no worker counts as able to run the task.
 DAMAGED = ":damaged"
-# Follows the id of a payload store that does not answer.
+# The suffix after the id of a payload store that does not respond.
 UNREACHABLE = ":unreachable"
 
 
@@ -31,8 +31,7 @@ class RefusedTask(NamedTuple):
 
 class Taker(NamedTuple):
     """Whether another worker may be able to run a task, and whether it is too early to fail the task.
-    ``has_record`` is set for a run of a durable function with recorded steps, which waits without a
-    limit.
+    ``has_record`` is set for a durable run with recorded steps, which waits without a time limit.
     """
 
     id: str

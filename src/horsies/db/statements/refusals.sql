@@ -3,12 +3,12 @@
 
 -- name: refuse_tasks
 -- Record claimed tasks that this worker cannot call, with the fingerprint of its parameters. All workers with that
--- fingerprint exclude the tasks from their claims, first for the grace period, and then for a while after each check.
--- If an encryption key is missing, 'key:' and the id of the key take the place of the fingerprint, and workers without
--- that key exclude the task for an hour. If a worker has the key but cannot decrypt the payload with it, ':damaged'
--- follows the id. If the store of the payload does not answer, ':unreachable' follows the id of the store, and workers
--- exclude the task for some seconds. Parameters: tasks that this worker cannot call, as columns, with the fingerprints
--- of its own parameters.
+-- fingerprint exclude the tasks from their claims, first for the grace period, and then for a limited time after each
+-- check. If an encryption key is missing, 'key:' and the id of the key take the place of the fingerprint, and workers
+-- without that key exclude the task for an hour. If a worker has the key but cannot decrypt the payload with it,
+-- ':damaged' follows the id. If the store of the payload does not respond, ':unreachable' follows the id of the store,
+-- and workers exclude the task for some seconds. Parameters: tasks that this worker cannot call, as columns, with the
+-- fingerprints of its own parameters.
 INSERT INTO horsies_refusals AS known (task_id, fingerprint, worker_id, message, until)
 SELECT asked.id, asked.fingerprint, %(worker_id)s, asked.message,
     clock_timestamp() + CASE WHEN asked.fingerprint LIKE 'key:%%:unreachable' THEN interval '10 seconds'
@@ -24,12 +24,11 @@ RETURNING known.task_id::text AS id, known.fingerprint,
     extract(epoch FROM known.until - clock_timestamp())::float8 AS seconds
 
 -- name: find_takers
--- For each of these refused tasks: whether one of its queue's workers may be able to run it ("is_known"); and whether
--- one of them was able to within the grace period, or the first refusal is more recent than that ("is_recent"). A
--- worker may be able to run a task if it registered the task or sub-workflow with parameters that have not refused this
--- task, or if it registered no names at all. "has_record" means that a run of a durable function has recorded steps;
--- such a run is never failed because of its arguments. Parameters: refused tasks, as columns; "kinds" are "tasks" or
--- "workflows".
+-- Return for each of these refused tasks whether a worker of its queue may be able to run it ("is_known"), and whether
+-- such a worker was present, or the first refusal occurred, within the grace period ("is_recent"). A worker may be able
+-- to run a task if it registered the task or sub-workflow with parameters that have not refused this task, or if it
+-- registered no names at all. "has_record" means that a run of a durable function has recorded steps; such a run is
+-- never failed because of its arguments. Parameters: refused tasks, as columns; "kinds" are "tasks" or "workflows".
 SELECT asked.id::text, count(worker.worker_id) FILTER (WHERE worker.stopped_at IS NULL) > 0 AS is_known,
     count(worker.worker_id) > 0
         OR coalesce((SELECT min(refusal.since) FROM horsies_refusals AS refusal WHERE refusal.task_id = asked.id)
@@ -92,7 +91,7 @@ WHERE servers.is_runnable IS NOT TRUE
 GROUP BY waiting.queue_name, waiting.name, waiting.missing_key ORDER BY waiting.queue_name, waiting.name
 
 -- name: forget_refusals
--- Delete the refusals of tasks that fail now: if a task is retried, its grace period starts again.
+-- Delete the refusals of tasks that are about to fail, so that the grace period starts again if a task is retried.
 DELETE FROM horsies_refusals WHERE task_id = ANY(%(ids)s::uuid[]) RETURNING task_id::text AS id
 
 -- name: delete_refusals

@@ -74,7 +74,7 @@ class NextSlot(NamedTuple):
     seconds: float | None
 
 
-# If a slot is overdue by more than this time, no scheduler is serving its schedule.
+# If a slot is overdue by more than this time, its schedule is considered unserved.
 LATE_SECONDS = 60.0
 
 
@@ -154,7 +154,7 @@ class ScheduleState(NamedTuple):
     skipped_at: datetime | None
     """The time up to which slots were skipped most recently."""
     skip_reason: str | None
-    """Why those slots were skipped."""
+    """Why slots were most recently skipped."""
 
     @property
     def is_paused(self) -> bool:

@@ -1,16 +1,16 @@
 -- Schedules: find due slots, fire them, and store changes by operators and programs.
 --
--- A scheduler serves two kinds of schedules: those in its configuration, if their stored timing is the configured one
--- ("names" and "hashes", one per line, because the driver needs far longer to write an array); and schedules added at
--- run time, if it has their task ("task_names") or workflow ("definition_keys"). A configured schedule that a person
--- has edited is served by its stored timing, regardless of the configuration. Any number of schedulers may serve the
--- same schedules.
+-- A scheduler serves two kinds of schedules: those in its configuration, if their stored timing equals the configured
+-- timing ("names" and "hashes", one per line, because the driver needs far longer to write an array); and schedules
+-- added at run time, if it has their task ("task_names") or workflow ("definition_keys"). A configured schedule that a
+-- person has edited is served by its stored timing, regardless of the configuration. Any number of schedulers may serve
+-- the same schedules.
 
 -- name: find_due_schedules
--- Due schedules, oldest first; nothing is locked yet. A schedule whose last task or run is unfinished comes last, so
--- that it does not delay others. Each due schedule costs a few index probes; an EXISTS might be planned as a scan of
--- all tasks. Parameters: the schedules that a scheduler serves, one per line, and how many due schedules to read at
--- once.
+-- Due schedules, oldest first; nothing is locked yet. Schedules whose last task or run is unfinished are returned last,
+-- so that they do not delay other schedules. Each due schedule costs a few index probes; an EXISTS might be planned as
+-- a scan of all tasks. Parameters: the schedules that a scheduler serves, one per line, and how many due schedules to
+-- read at once.
 SELECT state.schedule_name AS name, state.next_run_at AS due_at, state.config_hash AS hash, state.definition,
     CASE WHEN state.original_timing IS NOT NULL THEN state.timing END AS edited_timing, state.edited_at,
     state.resumed_at, now() AS looked_at,
@@ -33,10 +33,9 @@ ORDER BY is_unfinished, state.next_run_at, state.schedule_name
 LIMIT %(limit)s
 
 -- name: fire_slots
--- Tasks and runs for due slots, and the new state of their schedules: all or nothing, in one statement. A schedule is
--- updated only if it has not changed since it was read: a schedule that another scheduler has served in the meantime,
--- or that was paused or changed, is skipped. A task or run that already exists (its id is derived from name and slot)
--- is kept.
+-- Insert tasks and runs for due slots, and update their schedules, in one statement. A schedule is updated only if it
+-- has not changed since it was read: a schedule that another scheduler has served in the meantime, or that was paused
+-- or changed, is skipped. A task or run that already exists (its id is derived from name and slot) is kept.
 WITH decided AS MATERIALIZED (
     SELECT * FROM unnest(
         %(names)s::text[], %(due_at)s::timestamptz[], %(hashes)s::text[], %(next_run_at)s::timestamptz[],
@@ -89,8 +88,9 @@ WHERE state.schedule_name = decided.name AND (SELECT count(*) FROM started) >= 0
 RETURNING state.schedule_name AS name
 
 -- name: seconds_until_next_slot
--- How long a scheduler may sleep: NULL if no schedule has a next slot, 0 or less if a schedule is due. Parameters: the
--- schedules that a scheduler serves, one per line, and, if schedules were due, the time at which they were last read.
+-- The number of seconds that a scheduler may sleep: NULL if no schedule has a next slot, 0 or less if a schedule is
+-- due. Parameters: the schedules that a scheduler serves, one per line, and, if schedules were due, the time at which
+-- they were last read.
 SELECT extract(epoch FROM min(state.next_run_at) - clock_timestamp())::float8 AS seconds
 FROM horsies_schedule_state AS state
 LEFT JOIN unnest(string_to_array(%(names)s, E'\n'), string_to_array(%(hashes)s, E'\n')) AS known (name, hash)
@@ -148,9 +148,9 @@ ON CONFLICT (schedule_name) DO UPDATE SET
 RETURNING state.schedule_name AS name
 
 -- name: note_disabled_schedules
--- Mark configured schedules that are switched off, or missing from this owner's configuration, and whose slots no
--- scheduler of another release serves. Slots that pass after this time do not count as missed. Parameters: an owner,
--- the schedules it serves, and those that its configuration switches off.
+-- Mark overdue configured schedules that this owner's configuration switches off or lacks, and that no scheduler of
+-- another release serves. Slots that pass after this time do not count as missed. Parameters: an owner, the schedules
+-- it serves, and those that its configuration switches off.
 UPDATE horsies_schedule_state SET disabled_at = now()
 WHERE definition IS NULL AND paused_at IS NULL AND (disabled_at IS NULL OR disabled_at < updated_at)
   AND next_run_at < now() - %(late_seconds)s::float8 * interval '1 second'
@@ -169,9 +169,9 @@ ORDER BY schedule_name
 -- name: add_schedule
 -- Store a schedule that exists only in the database. An existing schedule with the same name is replaced if it was also
 -- added at run time and "replace" is set; its next slot is kept if the timing is unchanged. An identical schedule is
--- not changed, and keeps a person's edit of its timing. "same_as" is the stored text that was found to be identical,
--- because an encrypted text differs each time. In all other cases no row is returned. Parameters: a schedule added at
--- run time, stored in the database only.
+-- not changed, and keeps a person's edit of its timing. "same_as" is the stored text that was found to be identical:
+-- the caller compares them, because an encrypted text differs each time. In all other cases no row is returned.
+-- Parameters: a schedule added at run time, stored in the database only.
 WITH added AS (
     INSERT INTO horsies_schedule_state AS state (
         schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner, definition)
@@ -235,7 +235,8 @@ SELECT paused.schedule_name AS name
 FROM paused CROSS JOIN LATERAL pg_notify('horsies_schedules', paused.schedule_name) AS woken
 
 -- name: resume_schedule
--- Resume a schedule: its slots fire again. The time of the resume shows the scheduler which slots fell into the pause.
+-- Resume a schedule: its slots fire again. From the time of the resume, the scheduler determines which slots fell into
+-- the pause.
 WITH resumed AS (
     UPDATE horsies_schedule_state SET
         resumed_at = CASE WHEN paused_at IS NULL THEN resumed_at ELSE now() END, paused_at = NULL,
@@ -291,8 +292,8 @@ WHERE (%(name)s::text IS NULL OR state.schedule_name = %(name)s) AND state.sched
 ORDER BY state.schedule_name LIMIT %(limit)s::integer
 
 -- name: list_schedule_runs
--- A schedule's newest tasks and runs, from the indexes on (schedule_name, sent_at). A schedule has both if it was
--- changed from a task to a workflow or back.
+-- A schedule's newest tasks and runs, from the indexes on (schedule_name, sent_at). A schedule has both tasks and runs
+-- if it was changed from a task to a workflow or back.
 SELECT newest.id::text AS task_id, newest.is_workflow, newest.scheduled_for, newest.status::text,
     newest.enqueued_at, newest.error_code
 FROM (
@@ -309,7 +310,8 @@ FROM (
 ORDER BY newest.sent_at DESC LIMIT %(limit)s
 
 -- name: list_newest_schedule_runs
--- The newest tasks and runs of each of these schedules, and how long they took, from the same indexes.
+-- The newest tasks and runs of each of these schedules, and how long they took, from the indexes on (schedule_name,
+-- sent_at).
 SELECT wanted.name, newest.id::text AS task_id, newest.is_workflow, newest.scheduled_for, newest.status,
     newest.sent_at, newest.error_code, newest.took_seconds
 FROM unnest(%(names)s::text[]) AS wanted (name) CROSS JOIN LATERAL (

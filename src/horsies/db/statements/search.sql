@@ -1,5 +1,5 @@
 -- Statements for the search by parts of names, keys of runs, beginnings of ids, and words in error messages. Each reads
--- a bounded number of rows, however long the history is.
+-- a bounded number of rows, regardless of the length of the history.
 
 -- name: find_by_prefix
 -- Tasks and runs whose ids are in this range, newest first: one range in each primary key.
@@ -26,7 +26,7 @@ SELECT found.name, sum(found.attempts)::bigint AS total FROM (
 WHERE found.name <> '' GROUP BY found.name ORDER BY total DESC, found.name LIMIT %(limit)s::integer
 
 -- name: search_schedules
--- The index alone is searched for names; only the rows with matching names are read.
+-- Names are searched in the index alone; table rows are read only for matching names.
 SELECT found.schedule_name::text AS name, (
     SELECT state.run_count::bigint FROM horsies_schedule_state AS state WHERE state.schedule_name = found.schedule_name
 ) AS total
@@ -35,7 +35,7 @@ FROM (SELECT schedule_name FROM horsies_schedule_state
 ORDER BY found.schedule_name
 
 -- name: search_runs
--- The newest runs whose key or name contains the text, and how many there are.
+-- The newest runs whose key or name contains the text, and the number of all such runs.
 SELECT newest.id::text AS id, newest.name::text AS name, newest.workflow_key AS key, newest.status::text AS status,
     count(*) OVER () AS total
 FROM (SELECT id, name, workflow_key, status FROM horsies_workflows
