@@ -90,7 +90,7 @@ def send_failed_tasks_again(page: Page, dashboard: WebServer, database: Database
     page.get_by_role("link", name="send again…").click()
     expect(page.locator('[data-count="eligible"]')).to_have_text("3")
     with page.expect_navigation():
-        page.get_by_role("button", name="Send again").click()
+        page.get_by_role("button", name="Send 3 tasks again").click()
     wait_until(lambda: count_again(database, failed) == 3)
     page.reload()
     expect(page.locator('[data-outcome="done"]')).to_contain_text("3 of 3 sent again")
@@ -102,7 +102,7 @@ def send_failed_tasks_again(page: Page, dashboard: WebServer, database: Database
     expect(question).to_contain_text("Cancel 1 task? This cannot be undone; to send them again:")
     cancelled = "SELECT count(*) FROM horsies_tasks WHERE task_name = %s AND status = 'CANCELLED'"
     assert database.execute(cancelled, (name,)).fetchone() == (0,)
-    page.get_by_role("button", name="Cancel: 1 task").click()
+    page.get_by_role("button", name="Cancel 1 task").click()
     page.wait_for_url("**/orders/*")
     wait_until(lambda: database.execute(cancelled, (name,)).fetchone() == (1,))
     expect(page.locator("[data-undoing]")).to_contain_text("horsies retry")

@@ -218,7 +218,7 @@ def test_an_order_is_counted_started_and_shown(anna: Visitor, connection: Databa
     assert ended["refused"] == {orders.IN_WORKFLOW: 1}
     shown = anna.get(path).text
     assert 'data-outcome="done"' in shown
-    assert "Stop</button>" not in shown
+    assert "Stop the order</button>" not in shown
     sent = "SELECT count(*), count(DISTINCT retried_from_task_id) FROM horsies_tasks"
     assert connection.execute(f"{sent} WHERE status = 'PENDING'").fetchone() == (300, 300)
     again = f"{sent} WHERE retried_from_task_id = %s"
@@ -240,7 +240,7 @@ def test_an_order_is_stopped_and_continued(anna: Visitor, connection: Database) 
         connection.execute("SELECT pg_advisory_unlock(%s)", (LOCK_OF_ORDERS,))
     ended = anna.finish(path.removeprefix("/orders/"))
     assert (ended["outcome"], ended["done"]) == ("stopped", 0)
-    assert "Continue</button>" in anna.get(path).text
+    assert "Continue the order</button>" in anna.get(path).text
     assert anna.notice(anna.post(f"{path}/stop", "retry_task")) == "The order does not run."
     anna.post("/orders", "retry_task", order=order)
     assert anna.finish(path.removeprefix("/orders/"))["done"] == 300
@@ -333,7 +333,9 @@ def test_selected_tasks_are_cancelled_after_a_dry_run(anna: Visitor, connection:
     first, second, third = (add_task(connection) for _ in range(3))
     ids = [first, second]
     page = anna.post("/orders/selected?verb=cancel_task", "cancel_task", id=ids)
-    again = f"This cannot be undone; to send them again: horsies retry {first} {second}"
+    again = (
+        f"This cannot be undone; to send them again: <code>horsies retry {first} {second}</code>"
+    )
     assert f"<b>Cancel 2 tasks?</b> {again}" in page.text
     assert row_of(connection, first)["status"] == "PENDING"
     path = anna.post("/orders", "cancel_task", order=order_of(page)).headers["location"]
@@ -356,7 +358,7 @@ def test_selected_tasks_are_sent_again_after_a_dry_run(anna: Visitor, connection
     assert anna.finish(answer.headers["location"].removeprefix("/orders/"))["done"] == 2
 
 
-UNDOING = re.compile(r"(?:To undo it|to send)[^:<]*: horsies ([^<]+)</p>")
+UNDOING = re.compile(r"(?:To undo it|to send)[^:<]*: <code>horsies ([^<]+)</code>")
 
 
 def undoing(page: httpx.Response) -> list[str]:
@@ -447,7 +449,7 @@ def test_a_draft_is_no_change_and_is_replaced_by_its_order(
     assert anna.get("/api/actions").json()["actions"] == []
     shown = anna.get(f"/orders/{order_id}").text
     assert 'data-outcome="draft"' in shown
-    assert "Start</button>" in shown
+    assert "Start the order</button>" in shown
     assert anna.notice(anna.post(f"/orders/{order_id}/stop", "retry_task")) == (
         "The order does not run."
     )
@@ -508,9 +510,9 @@ def test_a_draft_is_started_only_by_the_user_who_made_it(
         assert refused.json()["title"] == sentence
         posted = anna.post("/orders", "retry_task", order=order)
         assert (posted.status_code, sentence in posted.text) == (403, True)
-        assert "Start</button>" not in anna.get(f"/orders/{order}").text
+        assert "Start the order</button>" not in anna.get(f"/orders/{order}").text
         assert (drafts(connection), resent(connection)) == (made, [0])
-        assert "Start</button>" in author.get(f"/orders/{order}").text
+        assert "Start the order</button>" in author.get(f"/orders/{order}").text
         assert author.api("/orders", {"order": order}).status_code == 202
         assert author.finish(order)["done"] == 2
     finally:

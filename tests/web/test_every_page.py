@@ -404,6 +404,6 @@ def test_a_selected_task_is_cancelled_with_the_keyboard_alone(
     enter(page)
     expect(page.locator("[data-question]")).to_contain_text("Cancel 1 task? This cannot be undone")
     assert row_of(connection, task)["status"] == "PENDING"
-    tab_to(page, "Cancel: 1 task")
+    tab_to(page, "Cancel 1 task")
     enter(page)
     wait_until(lambda: row_of(connection, task)["status"] == "CANCELLED")

@@ -10,7 +10,7 @@ import pytest
 from horsies.ids import first_id_at, new_id
 from horsies.monitor.order_plan import Order, OrderVerb
 from horsies.monitor.queries import TaskFilters
-from horsies.web.undoing import IDS_MAX, undo_order
+from horsies.web.undoing import IDS_MAX, Undoing, undo_order
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OPTIONS = ("--since", "--until")
@@ -77,3 +77,15 @@ def test_the_times_of_a_command_are_those_of_the_new_ids() -> None:
         since, until = (datetime.fromisoformat(words[words.index(one) + 1]) for one in OPTIONS)
         assert first_id_at(since) <= first_id_at(at) < first_id_at(until)
         assert until - since == timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "command", "rest"),
+    [
+        (OrderVerb.DELETE_TASKS, " This cannot be undone.", "", ""),
+        (OrderVerb.PAUSE_RUNS, " To undo it", "horsies workflow resume ID", ", for each run"),
+    ],
+)
+def test_the_command_is_set_apart(verb: OrderVerb, words: str, command: str, rest: str) -> None:
+    sentence = undo_order(Order(id="1", verb=verb))
+    assert Undoing.of(sentence) == (words, command, rest)

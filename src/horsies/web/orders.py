@@ -66,7 +66,7 @@ from horsies.web.filters import (
 from horsies.web.pages_edit import send_edited, sent_again
 from horsies.web.reading import BadRequest, Forbidden, NotFound, Refused
 from horsies.web.rendering import Page, Route, View
-from horsies.web.undoing import undo_order
+from horsies.web.undoing import Undoing, undo_order
 
 WAITING_MAX = 10
 
@@ -150,15 +150,16 @@ async def _dry_run(view: View, preview: Preview, back: str) -> Page:
     """Store a dry run as its order's draft, and show it with the question before the start."""
     order = preview.order
     await _stored(view, order, "draft")
+    question = order.words.question.format(order.counted(preview.eligible))
     context = {
         "preview": preview,
         "order": order,
-        "question": order.words.question.format(order.counted(preview.eligible)),
-        "undoing": undo_order(order),
+        "question": question,
+        "undoing": Undoing.of(undo_order(order)),
         "right": _RIGHTS[order.verb],
         "back": view.url(back),
     }
-    return Page("order_new.html", f"{order.words.title}: dry run", context, live_seconds=None)
+    return Page("order_new.html", question, context, live_seconds=None)
 
 
 async def _stored(view: View, order: Order, outcome: Literal["draft", "running"]) -> OrderState:
@@ -274,7 +275,7 @@ async def show_order(view: View) -> Page:
     context = {
         "state": state,
         "order": state.order,
-        "undoing": undo_order(state.order),
+        "undoing": Undoing.of(undo_order(state.order)),
         "right": _RIGHTS[state.order.verb],
         "may_start": _may_start(view, state) and state.order.id not in _running,
         "list_page": _list_page(state.order),

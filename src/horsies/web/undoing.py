@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from datetime import timedelta
+from typing import NamedTuple
 
 from horsies.ids import first_id_at
 from horsies.monitor.order_plan import Order, OrderVerb
@@ -14,6 +15,21 @@ IDS_MAX = 20
 _MILLISECOND = timedelta(milliseconds=1)
 _FORM = "%Y-%m-%dT%H:%M:%S.%fZ"
 _FINAL = " This cannot be undone."
+_EACH_RUN = ", for each run"
+
+
+class Undoing(NamedTuple):
+    """A sentence of ``undo_order`` in its parts, so that a page can set its command apart."""
+
+    words: str
+    command: str
+    rest: str
+
+    @classmethod
+    def of(cls, sentence: str) -> Undoing:
+        words, _, command = sentence.partition(": horsies ")
+        bare = command.removesuffix(_EACH_RUN)
+        return cls(words, bare and f"horsies {bare}", command[len(bare) :])
 
 
 def undo(command: str) -> str:
@@ -39,11 +55,11 @@ def undo_order(order: Order) -> str:
         case OrderVerb.CANCEL_TASKS | OrderVerb.PURGE_QUEUE:
             return _undo_cancel(order)
         case OrderVerb.PAUSE_RUNS:
-            return undo("horsies workflow resume ID, for each run")
+            return undo(f"horsies workflow resume ID{_EACH_RUN}")
         case OrderVerb.RESUME_RUNS:
-            return undo("horsies workflow pause ID, for each run")
+            return undo(f"horsies workflow pause ID{_EACH_RUN}")
         case OrderVerb.RETRY_RUNS:
-            return " To stop it: horsies workflow pause ID, for each run"
+            return f" To stop it: horsies workflow pause ID{_EACH_RUN}"
         case _:
             return _FINAL
 
