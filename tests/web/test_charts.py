@@ -170,6 +170,16 @@ def test_a_long_range_is_labelled_by_days() -> None:
     assert ">11-16 13:00</time><time" in column_chart(chart(rows))
 
 
+def test_a_short_range_is_labelled_by_seconds() -> None:
+    rows = [Column(START + timedelta(seconds=9 * place), (1.0, 0.0)) for place in range(48)]
+    text = column_chart(chart(rows))
+    assert all(f">13:0{time}</time>" in text for time in ("0:00", "3:36", "7:03"))
+
+
+def test_a_logarithmic_axis_is_named() -> None:
+    assert "logarithmic axis</span>" in line_chart(chart([column(0, 0.05, 0.5)]))
+
+
 def test_a_burst_is_cut_and_named_so_that_the_others_stay_readable() -> None:
     rows = [column(minute, 40.0, 0.0) for minute in range(59)] + [column(59, 12_000.0, 0.0)]
     text = column_chart(chart(rows))

@@ -7,6 +7,7 @@ import html
 import io
 import json
 import re
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import quote
@@ -16,9 +17,11 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from horsies.app import Horsies
+from horsies.db.statements.lookup import FailureGroup
 from horsies.ids import new_id
 from horsies.monitor import paging, queries
 from horsies.web import ViewOnly
+from horsies.web.pages_failures import spark_counts
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_run, add_task, add_worker, ago
 from tests.support.web_server import Ask
@@ -456,10 +459,44 @@ def test_failures_are_grouped_by_task_and_code(ask: Ask, connection: Database) -
     assert "3 failed attempts" in words
     document = ask("/api/failures").json()
     assert [(one["total"], one["final"]) for one in document["failures"]] == [(3, 1)]
-    assert text_of(ask("/failures?task_name=other")).count("No attempt has failed") == 1
+    assert (
+        text_of(ask("/failures?task_name=other")).count("No attempt of this task has failed") == 1
+    )
     refund = add_failed(connection, task_name="refund")
     add_attempt(connection, refund, outcome="FAILED", error_code="CLOSED")
     assert "1 failed attempt among" in text_of(ask("/failures?task_name=refund"))
+
+
+def test_a_reason_says_whether_it_still_fails(ask: Ask, connection: Database) -> None:
+    for digit, seconds in ("a", 60), ("b", 3600):
+        failed = {"task_name": f"pay_{digit}", "fingerprint": digit * 12, "error_code": "CLOSED"}
+        task = add_failed(connection, **failed)
+        del failed["task_name"]
+        add_attempt(connection, task, outcome="FAILED", finished_at=ago(seconds), **failed)
+    for name, digit, word, other in (
+        ("pay_a", "a", "still failing", "quiet"),
+        ("pay_b", "b", "quiet", "still failing"),
+    ):
+        for path in f"/failures?task_name={name}", f"/names/{name}", f"/failures/{digit * 12}":
+            words = text_of(ask(path))
+            assert word in words
+            assert other not in words
+
+
+def test_the_line_of_a_quiet_reason_ends_at_zero() -> None:
+    """A chart that ended with the last failure would look as if it still failed."""
+    now = datetime.now(UTC)
+    then = now - timedelta(hours=1)
+    group = FailureGroup("pay", None, 1, 1, then, then, None, "id", None, [then.timestamp()])
+    counts = spark_counts([group], group, now)
+    assert (counts[0], sum(counts[1:])) == (1.0, 0.0)
+
+
+def test_a_filter_of_failures_is_shown_and_can_be_removed(ask: Ask, connection: Database) -> None:
+    page = ask("/failures?task_name=pay")
+    assert "task: pay" in text_of(page)
+    assert 'href="/failures" title="Remove this filter"' in page.text
+    assert "Remove this filter" not in ask("/failures").text
 
 
 def test_two_reasons_behind_one_code_are_two_groups_with_their_pages(
@@ -494,7 +531,7 @@ def test_two_reasons_behind_one_code_are_two_groups_with_their_pages(
     order = text_of(
         ask("/orders/new?verb=retry_task&status=FAILED&fingerprint=aaaaaaaaaaaa", actions=True)
     )
-    assert "Send again: 2 tasks" in order
+    assert "Send 2 tasks again" in order
     listed = ask("/api/tasks?fingerprint=bbbbbbbbbbbb").json()["tasks"]
     assert [task["id"] for task in listed] == [task_id_of(connection, "bbbbbbbbbbbb")]
     document = ask("/api/failures/aaaaaaaaaaaa").json()
@@ -521,7 +558,12 @@ def test_the_page_of_a_task_name_has_rates_durations_and_reasons(
     add_attempt(connection, task, outcome="FAILED", error_code="X", **reason)
     answer = ask("/names/shop%2Fpay%20now")
     words = text_of(answer)
-    for part in ("Task shop/pay now", "Attempts per minute", "Time from start to end", "shop.Late"):
+    for part in (
+        "Task shop/pay now",
+        "Attempts per minute",
+        "Run: time from start to end",
+        "shop.Late",
+    ):
         assert part in words
     assert 'href="/failures/ab12cd34ef56"' in answer.text
     assert f'href="/names/{quote("shop/pay now")}"' in ask(f"/tasks/{task}").text

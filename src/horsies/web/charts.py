@@ -31,6 +31,8 @@ _GAP = 0.14
 # A column that exceeds the usual height by this factor is a burst; fewer columns have no usual height.
 _BURST_FACTOR = 5
 _BURST_COLUMNS = 5
+# The labels of an axis that covers less time show the seconds of slots that are not whole minutes.
+_SECONDS_UNTIL = timedelta(minutes=10)
 # Sums of larger numbers could overflow.
 _VALUE_MAX = 1e15
 
@@ -109,7 +111,7 @@ def _notch(chart: Chart, place: int) -> str:
 
 def line_chart(chart: Chart) -> Markup:
     """Draw durations in seconds as lines over a logarithmic axis; None leaves a gap."""
-    chart = _drawable(chart)
+    chart = replace(_drawable(chart), note="logarithmic axis")
     low, high = decades(value for column in chart.columns for value in column.values if value)
     shapes = [_grid(high - low)]
     for place, kind in enumerate(chart.series):
@@ -283,9 +285,11 @@ def _time(at: datetime, form: str) -> str:
 
 
 def _time_form(columns: Sequence[Column]) -> str:
-    """Return the time format for this axis, with the day where hours would be ambiguous."""
-    is_short = not columns or columns[-1].at - columns[0].at <= timedelta(hours=25)
-    return "%H:%M" if is_short else "%m-%d %H:%M"
+    """Return the time format for this axis, with the seconds or the day where it needs them."""
+    span = columns[-1].at - columns[0].at if columns else timedelta()
+    if span < _SECONDS_UNTIL and any(column.at.second for column in columns):
+        return "%H:%M:%S"
+    return "%H:%M" if span <= timedelta(hours=25) else "%m-%d %H:%M"
 
 
 def _time_labels(columns: Sequence[Column]) -> str:

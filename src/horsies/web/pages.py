@@ -330,7 +330,7 @@ def charts_of(view: View, name: str, rates: Rates | None, filters: dict[str, str
     return Charts(
         name,
         column_chart(Chart("rates", "Attempts per minute", _RATE_SERIES, columns)),
-        line_chart(Chart("waits", "Time from due to start", PERCENTILES, waits)),
+        line_chart(Chart("waits", "Wait: time from due to start", PERCENTILES, waits)),
     )
 
 

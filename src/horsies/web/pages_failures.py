@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -25,27 +25,37 @@ from horsies.web.filters import refuse_unknown, texts_of
 from horsies.web.masking import visible
 from horsies.web.reading import NotFound, TookTooLong
 from horsies.web.rendering import Page, Route, View
+from horsies.web.words import duration
 
 SPARK_COLUMNS = 24
+# A group whose newest failure is older is quiet; the doctor judges the same time.
+GOING_ON = timedelta(minutes=10)
 
 
 async def failures(view: View) -> Page:
     """Show the failures among the newest attempts, grouped by fingerprint."""
     refuse_unknown(view, {"task_name"})
-    found, problem = Failures([]), None
+    found, problem, names = Failures([]), None, texts_of(view, "task_name")
     try:
-        found = await view.read(failures_script(texts_of(view, "task_name")))
+        found = await view.read(failures_script(names))
     except TookTooLong as slow:
         problem = slow.sentence
+    now = datetime.now(UTC)
     groups = [
-        {**group_words(group), "counts": spark_counts(found.groups, group)}
+        {**group_words(group, now), "counts": spark_counts(found.groups, group, now)}
         for group in found.groups
     ]
-    context = {"found": found, "groups": groups, "problem": problem, "sparkline": sparkline}
+    context = {
+        "found": found,
+        "groups": groups,
+        "problem": problem,
+        "names": names,
+        "sparkline": sparkline,
+    }
     return Page("failures.html", "Failures", context, live_seconds=10.0)
 
 
-def group_words(group: FailureGroup) -> dict[str, Any]:
+def group_words(group: FailureGroup, now: datetime) -> dict[str, Any]:
     """Return a group, its description, and the query that lists its tasks."""
     by_code = {"task_name": group.task_name, "error_code": group.error_code or ""}
     chosen = {"fingerprint": group.fingerprint} if group.fingerprint else by_code
@@ -54,28 +64,27 @@ def group_words(group: FailureGroup) -> dict[str, Any]:
         "message": mask_url(group.message or ""),
         "query": urlencode(chosen),
         "reason": reason_text(group),
+        "goes_on": now - group.last_at < GOING_ON,
         "releases": release_text(group),
     }
 
 
-def spark_counts(groups: Sequence[FailureGroup], group: FailureGroup) -> list[float]:
-    """Count a group's failures in equal parts of the time that all groups cover."""
+def spark_counts(groups: Sequence[FailureGroup], group: FailureGroup, now: datetime) -> list[float]:
+    """Count a group's failures in equal parts of the time from the first failure of any group until now."""
     first = min(min(one.times) for one in groups)
-    last = max(one.last_at for one in groups).timestamp()
-    return [
-        float(one)
-        for one in counts_by_part(group.times, first, max(last - first, 1e-3), SPARK_COLUMNS)
-    ]
+    seconds = max(now.timestamp() - first, 1e-3)
+    return [float(one) for one in counts_by_part(group.times, first, seconds, SPARK_COLUMNS)]
 
 
 async def failure(view: View) -> Page:
     """Show one group: its reason, an example, its releases and its failures over time."""
     refuse_unknown(view, ())
-    group = await group_of(view)
-    slots = over_time(group, datetime.now(UTC))
+    group, now = await group_of(view), datetime.now(UTC)
+    slots = over_time(group, now)
     columns = [Column(slot.at, [float(slot.failures)]) for slot in slots]
-    chart = column_chart(Chart("failure", "Failed attempts", ["failed"], columns))
-    context = {**group_words(group), "chart": chart, "is_cut": group.total >= FAILURES_MAX}
+    step = duration((slots[1].at - slots[0].at).total_seconds())
+    chart = column_chart(Chart("failure", f"Failed attempts per {step}", ["failed"], columns))
+    context = {**group_words(group, now), "chart": chart, "is_cut": group.total >= FAILURES_MAX}
     title = visible(f"{group.task_name}: {reason_text(group)}")
     return Page("failure.html", title, context, live_seconds=10.0)
 

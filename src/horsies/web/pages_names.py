@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from urllib.parse import quote
 
 from horsies.db.statement import read_rows
@@ -38,7 +39,7 @@ async def name_page(view: View) -> Page:
     found = await within_time(view, failures_script([name])) or Failures([])
     memory = await within_time(view, read_rows(memory_of_name(name)))
     rates = None if series is None else Rates(series)
-    task = view.site.app.get_task(name) if view.site.app else None
+    task, now = view.site.app.get_task(name) if view.site.app else None, datetime.now(UTC)
     context = {
         "name": name,
         "memory": memory[0] if memory and memory[0].children else None,
@@ -48,7 +49,7 @@ async def name_page(view: View) -> Page:
         "charts": charts_of(view, range_name, rates, {"task_name": name}),
         "runs": "" if series is None else line_chart(_runs(series)),
         "ranges": RANGES,
-        "groups": [group_words(group) for group in found.groups],
+        "groups": [group_words(group, now) for group in found.groups],
         "parameters": task.definition.signature.names.shown if task else None,
         "queue": task.definition.queue_name if task else None,
         "path_of": f"/names/{quote(name, safe='')}",
@@ -60,7 +61,7 @@ def _runs(series: Series) -> Chart:
     columns = [
         Column(slot.at, (slot.ran.p50, slot.ran.p95, slot.ran.p99)) for slot in slots_over(series)
     ]
-    return Chart("runs", "Time from start to end", PERCENTILES, columns)
+    return Chart("runs", "Run: time from start to end", PERCENTILES, columns)
 
 
 ROUTES: tuple[Route, ...] = (Route("GET", "/names/{name:path}", None, name_page),)
