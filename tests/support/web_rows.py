@@ -40,7 +40,7 @@ def fill(app: Horsies, connection: Database) -> dict[str, str]:
         "workers": worker_id,
         "workflows": _start_run(app),
         "nodes": "check",
-        "schedules": _add_schedule(app),
+        "schedules": _add_schedule(app, connection),
         "failures": FINGERPRINT,
         "names": "charge_card",
         "orders": _store_order(app),
@@ -99,12 +99,19 @@ def _start_run(app: Horsies) -> str:
     return spec.start().unwrap().workflow_id
 
 
-def _add_schedule(app: Horsies) -> str:
+def _add_schedule(app: Horsies, connection: Database) -> str:
+    """Add a schedule with as many slots as its pages show."""
+
     @app.task("sync")
     def sync() -> None: ...
 
     schedule = TaskSchedule(name="hourly", task_name="sync", pattern=IntervalSchedule(hours=1))
-    return app.schedules.add(schedule).unwrap().name
+    name = app.schedules.add(schedule).unwrap().name
+    failed = {"status": "FAILED", "error_code": "UNHANDLED_EXCEPTION", "failed_at": ago(1)}
+    for hours in range(1, 21):
+        slot = ago(3600 * hours)
+        add_task(connection, task_name="sync", schedule_name=name, scheduled_for=slot, **failed)
+    return name
 
 
 def _store_order(app: Horsies) -> str:

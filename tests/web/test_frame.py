@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
+from horsies.web.rendering import NAVIGATION
+from tests.support.web_keyboard import WIDTHS, resize
 from tests.support.web_server import Ask
 
 
@@ -34,7 +36,14 @@ def test_the_help_page_opens_in_a_browser(page: Page) -> None:
 
 
 @pytest.mark.browser
-def test_a_narrow_page_scrolls_to_its_own_link(page: Page) -> None:
-    page.set_viewport_size({"width": 360, "height": 640})
+@pytest.mark.parametrize("width", [360, *WIDTHS])
+def test_the_navigation_shows_the_links_of_all_pages(page: Page, width: int) -> None:
+    resize(page, width)
     page.goto("/history")
-    expect(page.locator(".side [aria-current]")).to_be_in_viewport()
+    links = page.locator(".side a")
+    assert links.count() > len(NAVIGATION)
+    for link in links.all():
+        box = link.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width, link.text_content()

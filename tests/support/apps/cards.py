@@ -10,3 +10,7 @@ app = Horsies(AppConfig.model_validate({"broker": broker_settings()}))
 
 @app.task("charge_card")
 def charge_card(order_id: int, card: str = "") -> None: ...
+
+
+@app.task("shop.catalogue.images.resize_and_upload_thumbnails")  # wider than a phone
+def resize(path: str) -> None: ...

@@ -497,8 +497,6 @@
   if (zoneButton) zoneButton.addEventListener("click", toggleZone);
   const selected = one("g.node.selected");
   if (selected) selected.scrollIntoView({ block: "nearest", inline: "center" });
-  const here = one(".side [aria-current]");
-  if (here) here.closest("nav").scrollLeft = here.offsetLeft - here.closest("nav").offsetLeft - 40;
   showTimes();
   countSelected();
   startLive();
