@@ -1,5 +1,4 @@
-"""The session in which a task writes and in which the library records the task's outcome:
-``tx.connection``.
+"""The session of ``tx.connection``, in which a task writes and the library records the task's outcome.
 
 Unlike the library's other sessions, this session has the settings of the database and the role, so that a
 task's SQL finds its tables. The library begins the transaction, executes the statements that record the
@@ -38,17 +37,16 @@ from horsies.db.statements.transactions import require_mark, use_session_role
 from horsies.errors import TransactionMisuse
 
 ROLE = "child-tx"
-# How often the server checks whether the client of a running statement still exists. If a child dies
-# during a long statement, the server continues the statement until the next check. Until then, the
-# transaction's locks are held and the task is not recovered.
+# How often the server checks whether the client of a running statement still exists. If a child dies during a
+# long statement, the transaction keeps its locks, and the task is not recovered, until the next check.
 CLIENT_CHECK_MS = 1_000
 # How long a session may be idle between recording the outcome and the COMMIT.
 IDLE_AFTER_RECORD_MS = 2_000
-# How long the server may take to end a statement that a stop has interrupted.
+# How long the server may take to end a statement that was interrupted because the task was stopped.
 CANCEL_SECONDS = 1.0
-# Undoes the previous task's settings, role, temporary tables, cursors, channels and locks. This is a
-# separate transaction, though in the same message, because DISCARD takes a snapshot, after which the task
-# could no longer choose its isolation level.
+# Undoes the previous task's settings, role, temporary tables, cursors, channels and locks. It runs in a
+# separate transaction of the same message, because DISCARD takes a snapshot, after which the task could no
+# longer choose its isolation level.
 _CLEAN = (
     b"BEGIN; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DISCARD TEMP; CLOSE ALL; UNLISTEN *; "
     b"SELECT pg_catalog.pg_advisory_unlock_all(); COMMIT; "
@@ -84,9 +82,9 @@ _REASONS = {
     "END": _BY_ITSELF,
     "DEALLOCATE ALL": "the session holds prepared statements of the library; name the statement",
 }
-# Matches a statement that ends the transaction; a rollback to a savepoint does not end it. If a task ends
-# the transaction behind a semicolon, in a function, or below psycopg, the missing mark of the transaction
-# reveals this afterwards.
+# Matches a statement that ends the transaction; a rollback to a savepoint does not end it. If a task ends the
+# transaction behind a semicolon, in a function, or below psycopg, the check for the transaction's mark
+# detects this later.
 _ENDING = re.compile(
     r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*"
     r"(commit|end|abort|rollback(?!\s+(?:(?:work|transaction)\s+)?to\b)|prepare\s+transaction"
@@ -96,9 +94,7 @@ _ENDING = re.compile(
 
 
 class _Loan:
-    """The period in which a task may use its session: until its function has returned, and only in its
-    own process.
-    """
+    """Permission for a task to use its session, in its own process and until its function has returned."""
 
     __slots__ = ("_pid", "is_over")
 
@@ -122,7 +118,7 @@ def _refuse(what: str) -> NoReturn:
 
 
 def _refuse_end(query: Any) -> None:
-    """Refuse a statement that would end the transaction or take the library's prepared statements away."""
+    """Refuse a statement that would end the transaction or deallocate the library's prepared statements."""
     if isinstance(query, bytes):
         query = query.decode(errors="replace")
     elif isinstance(query, Composable):
@@ -166,12 +162,9 @@ class AsyncTaskCursor(AsyncCursor[Any]):
 
 
 class TaskConnection(Connection[Any]):
-    """The session as the task sees it. Only the library ends the transaction, and then the loan of the
-    session.
-
-    This object shares the state of the library's connection. A thread or a coroutine that outlives the
-    task still has this object, but can no longer use it to reach the session, neither during the next
-    task nor outside a transaction.
+    """The connection object for the task's code. Only the library ends the transaction, and after it the
+    task's access to the session. This object shares the state of the library's connection. A thread or
+    coroutine that outlives the task still has this object but can no longer use the session through it.
     """
 
     loan: _Loan
@@ -242,7 +235,7 @@ View = TypeVar("View", TaskConnection, AsyncTaskConnection)
 
 
 class SessionConnection(OwnConnection):
-    """The library's own connection object of a session for task transactions."""
+    """The library's connection object of a session for task transactions."""
 
     # Whether a pooler gives the server's sessions to other clients between two transactions.
     is_pooled = False
@@ -290,7 +283,7 @@ class TaskSession:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the session was lost, and its transaction with it."""
+        """Return whether the session, and with it the transaction, was lost."""
         return _is_lost(self._connection)
 
     def end_loan(self) -> str | None:
@@ -314,7 +307,7 @@ class TaskSession:
         self._connection.own.run([_SESSION_ROLE, *steps])
 
     def record(self, steps: Sequence[Step]) -> Recorded:
-        """Execute statements of the library before ``commit``, if their rows decide whether to commit."""
+        """Execute statements of the library whose rows decide whether to call ``commit``."""
         try:
             for statement, params in [require_mark(self._mark), *steps]:
                 rows = statement.run(self._connection, params)
@@ -334,7 +327,7 @@ class TaskSession:
         if connection.own.is_doubtful or pgconn.pipeline_status != PipelineStatus.OFF:
             pgconn.finish()
         with suppress(psycopg.Error):
-            # A stop interrupted a statement, or one of the task's threads is executing one.
+            # A stop has interrupted a statement, or a thread of the task is executing one.
             if pgconn.transaction_status == TransactionStatus.ACTIVE:
                 connection.cancel_safe(timeout=CANCEL_SECONDS)
             elif pgconn.transaction_status != TransactionStatus.IDLE:
@@ -417,8 +410,8 @@ class AsyncTaskSession:
         if pgconn.transaction_status == TransactionStatus.IDLE and pgconn.status == ConnStatus.OK:
             return
         if pgconn.status == ConnStatus.OK:
-            # A coroutine that still waits for this socket would otherwise wait for the next file with the
-            # same number.
+            # Otherwise a coroutine that still waits for this socket would wait for the next file with the
+            # same descriptor number.
             loop = asyncio.get_running_loop()
             loop.remove_reader(pgconn.socket)
             loop.remove_writer(pgconn.socket)
@@ -429,7 +422,7 @@ AnyTaskSession: TypeAlias = TaskSession | AsyncTaskSession
 
 
 def _forget_task(connection: SessionConnection | AsyncSessionConnection) -> None:
-    """Undo the changes that the previous task made to psycopg's state of the session."""
+    """Undo the changes that the previous task made to psycopg's connection object."""
     connection._notice_handlers.clear()
     connection._notify_handlers.clear()
     connection._notifies_backlog = deque()
@@ -449,20 +442,20 @@ def _view(kind: type[View], connection: Any, loan: _Loan) -> View:
 
 
 def _begin_command(mark: str, connection: SessionConnection | AsyncSessionConnection) -> bytes:
-    """Return the commands that begin a task's transaction, preceded by those that clean up after another
-    task.
+    """Return the commands that begin a task's transaction, preceded by the commands that clean up after the
+    previous task.
     """
     first = _CLEAN if connection.is_used and not connection.is_pooled else b""
     connection.is_used = True
-    name = f"horsies:{ROLE} {mark.partition('/')[0]}"  # others find the session by this name
+    name = f"horsies:{ROLE} {mark.partition('/')[0]}"  # operators and commands find the session by this name
     settings = f"SET LOCAL horsies.attempt = '{mark}'; SET LOCAL application_name = '{name}'"
     return first + f"BEGIN; {settings}".encode()
 
 
 # Executed before the statements that record an outcome.
 _SESSION_ROLE = use_session_role()
-# Matches the end of a check's error. No other statement in the same group has a cast that could fail with
-# such a text.
+# Matches the end of the error of a failed check. No other statement in the same group has a cast that could
+# fail with such a text.
 _REFUSED = re.compile(r'"horsies: (\w+)"$')
 _PROBLEMS = {"ended": ENDED_BY_TASK, "replica": _WITHOUT_TRIGGERS}
 LOST = "lost"
@@ -541,7 +534,7 @@ def _connect(database: Database) -> SessionConnection:
 
 
 def _keep_statements(connection: SessionConnection) -> None:
-    """Keep the library's prepared statements: after a DROP or a rollback, psycopg deallocates only those
+    """Keep the library's prepared statements: after a DROP or a rollback, psycopg deallocates only statements
     that it has prepared itself.
     """
     statements = _OwnStatements()

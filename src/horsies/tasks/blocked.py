@@ -156,7 +156,7 @@ class Failures:
         return may_last(error) and self.is_suspect(job)
 
     def is_suspect(self, job: str) -> bool:
-        """Whether this job has failed so often that each task now gets its own transaction."""
+        """Return whether this job has failed so often that each task now gets its own transaction."""
         return self._counts.get(job, 0) >= self.patience
 
     def note_search(self, job: str) -> None:
@@ -255,14 +255,14 @@ class Blocked:
         return [one for one, delay in self.delays.items() if now < delay.ends_at]
 
     def is_waiting(self, task_id: str, action: Action | None = None) -> bool:
-        """Whether that action was refused for this task, and its next attempt is not due yet."""
+        """Return whether that action was refused for this task, and its next attempt is not due yet."""
         delay = self.delays.get(task_id)
         if delay is None or action not in (None, delay.action):
             return False
         return self._clock() < delay.ends_at
 
     def includes(self, action: Action) -> bool:
-        """Whether a change of this kind was refused recently."""
+        """Return whether a change of this kind was refused recently."""
         kept_from = self._clock() - FORGET_SECONDS
         self.delays = {
             one: delay for one, delay in self.delays.items() if delay.ends_at > kept_from
@@ -270,7 +270,7 @@ class Blocked:
         return any(delay.action == action for delay in self.delays.values())
 
     def has_next(self, action: Action) -> bool:
-        """Whether the next attempt at a refused change of this kind is due."""
+        """Return whether the next attempt at a refused change of this kind is due."""
         if not self.includes(action):
             return False
         now, delays = self._clock(), self.delays.values()
@@ -482,13 +482,13 @@ class Blocked:
 
 
 def is_of_one(error: psycopg.Error) -> bool:
-    """Whether a change that was alone in its transaction can have caused the transaction's error."""
+    """Return whether a change that was alone in its transaction can have caused the transaction's error."""
     return is_of_data(error) or is_lock_timeout(error) or may_last(error)
 
 
 def is_of_database(found: Sequence[Refusal], alike_count: int, has_success: bool) -> bool:
-    """Whether every task is refused with the same error: either all tasks of a batch, or several tasks in
-    a row.
+    """Return whether every task is refused with the same error: either all tasks of a batch, or several tasks
+    in a row.
     """
     is_same = len({one.reason for one in found}) == 1
     return is_same and not has_success and (len(found) > 1 or alike_count >= ALIKE)

@@ -419,7 +419,7 @@ def _durable_problems(function: FunctionType, options: DecoratorOptions) -> Iter
 
 
 def _is_deadline(traits: DurableTraits | None) -> bool:
-    """Whether a durable function has no deadline, or a deadline that can be stored."""
+    """Return whether a durable function has no deadline, or a deadline that can be stored."""
     seconds: object = None if traits is None else traits.deadline_seconds
     if seconds is None:
         return True

@@ -470,7 +470,7 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[
 
 
 def _may_be_cancelled(outcome: Outcome) -> bool:
-    """Whether an accepted cancellation may have ended the attempt, or the attempt's process died after
+    """Return whether an accepted cancellation may have ended the attempt, or the attempt's process died after
     one.
     """
     if outcome.park is not None:

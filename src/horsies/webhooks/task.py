@@ -58,7 +58,7 @@ def builtin_tasks(
 
 
 def wants_findings(config: AppConfig) -> bool:
-    """Whether a webhook subscribes to findings."""
+    """Return whether a webhook subscribes to findings."""
     return any(event.startswith("finding.") for hook in config.webhooks for event in hook.on)
 
 

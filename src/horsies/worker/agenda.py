@@ -1,6 +1,6 @@
 """Decides when the worker's loop acts: when it claims, takes a turn, does a regular job, and shuts down.
 
-This module only keeps times of the monotonic clock. It does no I/O.
+This module only computes with times of the monotonic clock; it does no I/O.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ NEVER = float("inf")
 # A clock that also runs while the machine is suspended, if the system has one.
 _LIFETIME_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-# An idle worker looks ahead immediately. A busy worker waits at least this long between two look-aheads.
+# The minimum time between two look-aheads of a busy worker. An idle worker looks ahead immediately.
 LOOK_AHEAD_SECONDS = 0.1
-# After a look-ahead, the worker waits this many times its duration before the next one, so that
-# look-aheads take at most a tenth of the worker's time.
+# The pause after a look-ahead, as a multiple of its duration, so that look-aheads take at most a tenth of the
+# worker's time.
 REST_FACTOR = 10
 
 # Tasks count as short when they take less than a turn, as measured by their child.
@@ -34,7 +34,7 @@ SILENCE_SECONDS = 0.001
 _WEIGHT = 0.1
 _LONG_SECONDS = 0.05
 
-# How long a stopping worker waits for an unavailable database, to release a claim in doubt.
+# How long a stopping worker waits for an unavailable database in order to release a claim in doubt.
 RELEASE_PATIENCE_SECONDS = 5.0
 # How long a stopping worker without running tasks keeps repeating a turn that a reachable database
 # refuses.
@@ -69,7 +69,9 @@ class AwakeClock:
 
 
 class Silence:
-    """Decides when a worker that cannot send heartbeats stops its own tasks, once per period of silence."""
+    """Decides when a worker that cannot send heartbeats stops its own tasks; it stops them once
+    per outage.
+    """
 
     __slots__ = ("_stopped_after", "limit_seconds")
 
@@ -92,15 +94,15 @@ class Silence:
 class Agenda:
     """Decides when a worker claims and when it looks ahead.
 
-    If a claim returns fewer tasks than it asked for, the queues are empty for now. From then on, another
-    claim is worthwhile only after a notification, at a due time or at the safety poll.
+    If a claim returns fewer tasks than requested, the queues are empty for now. The next claim is useful only
+    after a notification, at a due time or at the safety poll.
     """
 
     poll_seconds: float
     may_have_work: bool = True
     needs_look_ahead: bool = True
-    # When the last look-ahead happened, on the database's clock. The next one counts only tasks that
-    # became due since then; None makes it count every due task.
+    # The time of the last look-ahead, on the database's clock. The next look-ahead counts only tasks that
+    # became due after this time; None makes it count every due task.
     last_look: datetime | None = None
     looked_ahead_at: float = -NEVER
     due_at: float = NEVER
@@ -108,7 +110,9 @@ class Agenda:
     poll_at: float = 0.0
 
     def wake(self) -> None:
-        """Note that there may be work, after a notification, a gap in the notifications, or a freed place."""
+        """Note that there may be tasks to claim, because of a notification, a gap in the notifications, or a
+        freed place.
+        """
         self.may_have_work = True
 
     def look_everywhere(self) -> None:
@@ -120,12 +124,14 @@ class Agenda:
 
     @property
     def is_drained(self) -> bool:
-        """Whether the last claim left no due task behind and nothing has requested another claim since."""
+        """Return whether the last claim left no due task behind and no other claim has been
+        requested since.
+        """
         return not self.may_have_work and self.claim_at == NEVER
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing is due according to the last claim and the last look-ahead."""
+        """Return whether no task is due according to the last claim and the last look-ahead."""
         return not (self.may_have_work or self.needs_look_ahead) and self.claim_at == NEVER
 
     def wake_at(self, at: float) -> None:
@@ -142,7 +148,7 @@ class Agenda:
             self.claim_at = NEVER
         if now < self.due_at and not is_poll:
             return
-        # Check even while every child is busy: the deadlines of waiting tasks pass all the same.
+        # Check even while every child is busy, because waiting tasks may pass their deadlines.
         self.needs_look_ahead = True
         if now >= self.due_at:
             self.may_have_work = True
@@ -152,7 +158,7 @@ class Agenda:
         self.poll_at = now + self.poll_seconds
 
     def note_claim(self, wanted: int, got: int) -> None:
-        """Note whether a claim was full. After a full claim there may be more tasks; after a short one
+        """Note whether a claim was full. After a full claim there may be more tasks; after a short claim
         there are none for now.
         """
         self.may_have_work = got >= wanted
@@ -169,7 +175,9 @@ class Agenda:
         taken_seconds: float = 0.0,
         looked_at: datetime | None = None,
     ) -> None:
-        """Note in how many seconds the next task is due: 0 means now, None that no task is scheduled."""
+        """Note in how many seconds the next task is due: 0 means now, None means that no task
+        is scheduled.
+        """
         self.needs_look_ahead = False
         self.last_look = looked_at
         self.looked_ahead_at = now + max(0.0, REST_FACTOR * taken_seconds - LOOK_AHEAD_SECONDS)
@@ -209,13 +217,12 @@ class RunTimes:
 
 @dataclass(slots=True)
 class Pace:
-    """Decides whether to wait briefly for the rest of a batch before the next turn.
-
-    A turn costs about 0.7 ms, however little it carries. If tasks are shorter than that, all children
-    that got a task in one turn report within a fraction of a millisecond. A turn taken at the first
-    report would record one outcome instead of all of them; with two children this halves throughput. If
-    tasks are longer, a turn for the finished tasks is over before the others end, so there is no wait:
-    with tasks of 3 ms and eight children, waiting cost a quarter of the throughput.
+    """Decides whether to wait briefly for the rest of a batch before the next turn. A turn costs at least
+    about 0.7 ms. If tasks are shorter than that, all children that got a task in one turn report within a
+    fraction of a millisecond. A turn taken at the first report would record one outcome instead of all of
+    them; with two children this halves throughput. If tasks are longer, a turn for the finished tasks is over
+    before the other tasks end, so there is no wait: with tasks of 3 ms and eight children, waiting cost a
+    quarter of the throughput.
     """
 
     run_times: RunTimes = field(default_factory=lambda: RunTimes(SHORT_SECONDS))
@@ -228,10 +235,8 @@ class Pace:
         self.handed_out_at = now
 
     def note_end(self, task_id: str, run_seconds: float, now: float) -> None:
-        """Note the end of a task, whichever batch it belongs to.
-
-        Children that are out of step form one batch each. They get back into step only by waiting for
-        each other.
+        """Note the end of a task of any batch. Children that do not finish together form one batch each; only
+        waiting for each other synchronizes them again.
         """
         self.outstanding.discard(task_id)
         self.reported_at = now
@@ -262,7 +267,7 @@ class Timer:
 
 
 class Shutdown:
-    """Tracks how far a worker's shutdown has come.
+    """Tracks the phases of a worker's shutdown.
 
     After the first request, running tasks may finish. The second request, or the end of the grace period,
     interrupts them. The third request ends the worker immediately. Without a grace period there is no
@@ -300,7 +305,7 @@ class Shutdown:
         return True
 
     def wants_interruption(self, now: float) -> bool:
-        """Return whether to interrupt the running tasks now; this is the case only once."""
+        """Return whether to interrupt the running tasks now; True is returned only once."""
         if self._is_over:
             return False
         return self._requests >= 2 or now >= self._grace_ends_at
@@ -312,7 +317,7 @@ class Shutdown:
         self.has_interrupted = forced > 0
 
     def next_at(self) -> float:
-        """Return the end of the grace period, when the loop must be awake."""
+        """Return the end of the grace period, at which the loop must wake up."""
         return self._grace_ends_at
 
     def release_ends_at(self) -> float:

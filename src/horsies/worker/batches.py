@@ -1,8 +1,8 @@
 """Batches: several tasks of a batched function that a child runs in one call.
 
-A batched task is claimed for a child like any other task. Before the child gets it, the tasks behind it
-in its lane are claimed for the same child. A worker whose application has no batched task has no
-``Batches``.
+A batched task is claimed for a child like any other task. Before the task is given to the child, the tasks
+behind it in its lane are claimed for the same child. A worker has a ``Batches`` object only if its
+application has batched tasks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Batches:
         return cls(sizes) if sizes else None
 
     def takes(self, task: ClaimedTask) -> bool:
-        """Whether the task may run in one call with other tasks."""
+        """Return whether the task may run in one call with other tasks."""
         return task.lane is not None and _is_batched(task, self._sizes)
 
     def filled(
@@ -53,9 +53,8 @@ class Batches:
         refused_by: Sequence[str] = (),
         room: int | None = None,
     ) -> Sequence[ClaimedTask]:
-        """Return the tasks together with those that join them, each with the child that runs it.
-
-        At most `room` tasks join, and no more of a queue than one turn may claim.
+        """Return the tasks and the tasks that join them, each with the child that runs it. At most `room`
+        tasks join, and per queue no more than one turn may claim.
         """
         groups = self._groups(tasks)
         if not groups:
@@ -127,10 +126,8 @@ def _joined(
     blocked: Blocked,
     refused_by: Sequence[str],
 ) -> list[ClaimedTask]:
-    """Return the heads, which are already claimed, together with the tasks that join them.
-
-    If the database refuses one of the joining tasks, the heads run alone, and the next claim finds out
-    which task it was.
+    """Return the heads, which are already claimed, together with the tasks that join them. If the database
+    refuses one of the joining tasks, the heads run alone, and the next claim finds the refused task.
     """
     if not claim.wanted and len(heads) < 2:
         return [*heads]

@@ -1,9 +1,8 @@
 """Busy lanes: the last position in each lane from which a worker has taken many tasks. Pure.
 
-Claimed tasks leave dead entries at the front of their lane until vacuum removes them, which it cannot do
-while any transaction is open. A claim that starts behind the last task taken from a lane scans none of
-these entries. A task in front of that position is found by the claims that search everywhere
-(``Bookmarks``).
+Claimed tasks leave dead entries at the front of their lane until vacuum removes them, which an open
+transaction prevents. A claim that starts behind the last task taken from a lane skips these entries. Tasks in
+front of that position are found by claims that search everywhere (``Bookmarks``).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from horsies.db.statements.turn import ClaimedTask
 # How many tasks must be taken from a lane before it gets a mark. Each mark costs a claim one more index
 # probe, which is more than skipping a few dead entries saves.
 MARKED_AFTER = 32
-# The most marks that a claim uses. It searches any further lanes from their fronts.
+# The maximum number of marks in a claim, which searches all other lanes from their fronts.
 MARKS_MAX = 32
 # With more lanes than this, all marks and counts are dropped: each of so many lanes has few dead entries.
 LANES_MAX = 4_096

@@ -23,12 +23,14 @@ class WorkerConfig:
     """The settings of one worker: the flags of `horsies worker`, and the application's settings for
     connections.
 
-    Zero means "as much as fits" for the two claim limits. The seven fields about connections are copies;
-    set them in ``PostgresConfig``.
+    For the two claim limits, zero means "as many as fit". The seven fields about connections are copies; set
+    them in ``PostgresConfig``.
     """
 
     app_locator: str
-    """The path to the application, as passed to the command; empty if the command found it itself."""
+    """The path to the application, as passed to the command; empty if the command found the application
+    itself.
+    """
     processes: int
     """The number of child processes."""
     queues: Sequence[str]
@@ -36,9 +38,11 @@ class WorkerConfig:
     imports: Sequence[str] = ()
     """The task modules, as passed to ``discover_tasks``."""
     max_claim_batch: int = 0
-    """The most tasks to claim from a queue at a time; 0 claims as many as the children can take."""
+    """The maximum number of tasks to claim from a queue at a time; 0 means as many as the
+    children can take.
+    """
     max_claim_per_worker: int = 0
-    """The most tasks to hold at a time; 0 for as many as fit."""
+    """The maximum number of tasks to hold at a time; 0 means as many as fit."""
     dsn: str | None = field(default=None, repr=False)
     """The address of the database: ``database_url``."""
     session_dsn: str | None = field(default=None, repr=False)
@@ -56,9 +60,9 @@ class WorkerConfig:
     child_pool_max_size: int | None = None
     """How many connections a child may have open: ``worker_child_pool_max_size``."""
     window: int = WIDTH_MAX
-    """The most short tasks that a child may hold; 0 for one task at a time."""
+    """The maximum number of short tasks that a child may hold; 0 means one task at a time."""
     max_tasks_per_child: int = DEFAULT_MAX_TASKS_PER_CHILD
-    """The number of tasks after which a child is replaced; 0 for never."""
+    """The number of tasks after which a child is replaced; 0 means never."""
     max_memory_per_child_mb: int | None = None
     """The resident memory, in megabytes, above which a child is replaced after its task."""
     start_method: StartMethod = field(default_factory=default_start_method)
@@ -93,7 +97,7 @@ class WorkerConfig:
 
     @property
     def effective_claims(self) -> int:
-        """The most tasks that this worker may hold at a time, running or claimed ahead of time.
+        """The maximum number of tasks that this worker may hold at a time, running or claimed ahead of time.
 
         Tasks that wait in a window behind another task count only against an explicit limit.
         """
@@ -101,7 +105,9 @@ class WorkerConfig:
 
     @property
     def window_width(self) -> int:
-        """The most tasks that a child may hold; 0 with prefetching, which requires one task per child."""
+        """The maximum number of tasks that a child may hold; 0 with prefetching, which requires one task per
+        child.
+        """
         return 0 if self.prefetch_buffer else self.window
 
     @property

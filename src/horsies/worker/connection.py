@@ -51,9 +51,9 @@ from horsies.worker.notifications import (
 logger = logging.getLogger("horsies.worker")
 
 TURN_ROLE = "turn"
-# Plan each statement once: when PostgreSQL planned each claim separately, planning took 0.46 ms of the
-# 0.47 ms that a claim took. A plan made while the table was almost empty would keep scanning the whole
-# table, so only index scans and nested loops are allowed.
+# Each statement is planned once: when PostgreSQL planned each claim separately, a claim took 0.47 ms, 0.46 ms
+# of them for planning. A plan made while the table was almost empty would keep scanning the whole table, so
+# only index scans and nested loops are allowed.
 TURN_SETTINGS = (
     "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off "
     "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_material=off"
@@ -66,9 +66,9 @@ NOTIFICATION_SOCKET = "notifications"
 STEADY_SECONDS = 0.2
 # The time limit for one attempt to reconnect while tasks run, well below worker_lost_after_ms.
 RECONNECT_TIMEOUT_SECONDS = 4
-# The first characters of the SQLSTATEs that concern only one transaction: conflicts, resources, locks,
-# cancellation. A standby's refusal to write is not listed, because a new connection may reach the new
-# primary.
+# The first characters of SQLSTATEs that concern only one transaction: conflicts, resources, locks,
+# cancellation. The refusal of a standby to write is not among them, because a new connection may reach the
+# new primary.
 _SURVIVED = ("40", "53", "54", "55", "57014")
 
 
@@ -99,7 +99,7 @@ def _warn_of_silent_triggers(pipeline: Pipeline) -> None:
 
 
 class SessionLock:
-    """The advisory lock by which other workers see that this worker is alive."""
+    """The advisory lock that shows other workers that this worker is alive."""
 
     __slots__ = ("_key",)
 
@@ -107,14 +107,12 @@ class SessionLock:
         self._key = LockKey(key)
 
     def take(self, connection: Connection[Any]) -> None:
-        """Take the lock on a new session, ending an earlier session of this worker that still holds it.
-
-        The server may not have noticed that the earlier session is gone, and may execute that session's
-        last statements after those of the new one. A late claim would take tasks that this worker is not
-        aware of, and a late release would take back a running task. A failure is transient: either an
-        observer is probing the lock, or the earlier session needs time to end. After SET ROLE, the role
-        may not have the right to end its own sessions; the server then has to notice the lost session
-        itself.
+        """Take the lock on a new session, and end an earlier session of this worker that still holds it. The
+        server may not have noticed the loss of the earlier session, and may execute its last statements after
+        those of the new session. A late claim would take tasks that this worker is not aware of, and a late
+        release would take back a running task. A failure is transient: either an observer is probing the
+        lock, or the earlier session needs time to end. After SET ROLE, the role may lack the right to end its
+        own sessions; then the server must notice the lost session itself.
         """
         if not self._is_taken(connection):
             with suppress(psycopg.errors.InsufficientPrivilege):
@@ -143,7 +141,7 @@ class Outages:
         retry_seconds: float,
     ) -> None:
         self.retry_at = 0.0
-        # The number of outages that are over.
+        # The number of past outages.
         self.ended = 0
         # Whether the worker has ever had a session.
         self.has_been_open = False
@@ -154,7 +152,7 @@ class Outages:
             resilience.db_retry_initial_ms, resilience.db_retry_max_ms, self._max_attempts
         )
         self.is_on = False
-        # Failed attempts to reconnect before this time do not lengthen the backoff.
+        # Attempts to reconnect that fail before this time do not lengthen the backoff.
         self._counted_at = 0.0
 
     @property
@@ -172,7 +170,7 @@ class Outages:
         )
 
     def pause(self, error: psycopg.Error) -> None:
-        """Schedule the next attempt to reach the database; raise DatabaseGivenUpError if there are none
+        """Schedule the next attempt to reach the database; raise DatabaseGivenUpError if no attempts are
         left.
         """
         self.is_on = True
@@ -201,7 +199,7 @@ class Outages:
         )
 
     def end(self) -> None:
-        """Note that a statement succeeded, so that the delay after the next error is the shortest one."""
+        """Note that a statement succeeded, so that the delay after the next error is minimal."""
         logger.info("database is back", extra=as_event("database_back"))
         self.ended += 1
         self.is_on = False
@@ -210,7 +208,7 @@ class Outages:
 
 
 class Deliveries:
-    """Judges by the echoes of the worker's own calls whether notifications arrive."""
+    """Decides by the echoes of the worker's own calls whether notifications arrive."""
 
     def __init__(self, inbox: Inbox, poll_seconds: float) -> None:
         self.check = EchoCheck()
@@ -229,7 +227,7 @@ class Deliveries:
         self.check.note_delivery()
 
     def judge(self, now: float) -> bool:
-        """Return whether notifications are delivered; to be called when the last call's echo should have
+        """Return whether notifications are delivered. Must be called when the last call's echo should have
         arrived.
         """
         self.note()
@@ -365,12 +363,11 @@ class WorkerConnection:
             raise
 
     def lose(self, error: psycopg.Error) -> None:
-        """Pause after an error, or raise it if only an operator can remove its cause.
-
-        The session is closed unless only a transaction failed. A data error concerns single tasks and is
-        isolated where it happens; even if one reaches this method, it must not end a running worker. A
-        server that rejects the credentials of a worker with tasks may accept them later, because
-        passwords are rotated and databases are restored.
+        """Pause after an error, or raise the error if only an operator can remove its cause. The session is
+        closed unless only a transaction failed. A data error concerns single tasks and is isolated where it
+        occurs; if it reaches this method nevertheless, it must not end a running worker. A server that
+        rejects the credentials of a worker with tasks may accept them later, because passwords are rotated
+        and databases are restored.
         """
         kind = kind_of(error)
         is_starting = self.pipeline is None
@@ -425,10 +422,8 @@ class WorkerConnection:
         return None if self.pipeline is None else self.pipeline.connection
 
     def watch_socket(self) -> None:
-        """Make the selector watch the current socket, if there is one.
-
-        Call this immediately after a change, because the number of a socket that libpq has closed can be
-        reused for a child's socket.
+        """Make the selector watch the current socket, if there is one. This must be called immediately after
+        a change, because the descriptor number of a closed socket can be reused for a child's socket.
         """
         session = self._session
         current = -1 if session is None or session.closed else session.pgconn.socket
@@ -444,8 +439,8 @@ class WorkerConnection:
     def seconds_until_receive(self) -> float | None:
         """Return the seconds until ``receive`` must be called even if the socket is not readable.
 
-        This is 0 after notifications that arrived together with a statement's answer, and on a new
-        session. Before a reconnect it is the remaining delay; in all other cases it is None.
+        This is 0 after notifications that arrived with the response to a statement, and on a new session.
+        Before a reconnect it is the remaining delay; in all other cases it is None.
         """
         if self._listener is not None:
             has_news = self._has_gap or len(self._inbox)
@@ -458,7 +453,7 @@ class WorkerConnection:
         return 0.0 if len(self._inbox) else None
 
     def receive(self, *, ignores_own: bool = False) -> NotificationBatch:
-        """Take the notifications that have arrived, without waiting; reconnect if it is time to.
+        """Take the notifications that have arrived, without waiting, and reconnect if an attempt is due.
 
         With `ignores_own`, notifications sent by the session for turns are dropped, except for pauses.
         """
@@ -496,7 +491,7 @@ class WorkerConnection:
     # Liveness
 
     def keep_lock(self) -> None:
-        """While a statement waits for its answer, reconnect the session that holds the lock if that is a
+        """While a statement waits for its response, reconnect the session that holds the lock, if this is a
         separate session.
 
         A pooler may hold the statement back for minutes after the server is available again.
@@ -508,9 +503,8 @@ class WorkerConnection:
         self.watch_socket()
 
     def check_notifications(self, now: float) -> bool:
-        """Return whether notifications are delivered.
-
-        To be called before ``note_heartbeat``, when the echo of the previous call should have arrived.
+        """Return whether notifications are delivered. Must be called before ``note_heartbeat``, when the echo
+        of the previous call should have arrived.
         """
         if (session := self._session) is not None:
             with suppress(psycopg.Error):  # the next ``receive`` raises the same error
@@ -521,8 +515,8 @@ class WorkerConnection:
     def note_heartbeat(self, now: float, *, called: bool) -> None:
         """Note that the worker has just sent a heartbeat, and whether it notified itself.
 
-        A session that delivers no notifications is closed now. This releases the worker's lock for a
-        moment, but other workers have just seen the heartbeat.
+        A session that delivers no notifications is closed immediately after the heartbeat, because this
+        releases the worker's lock for a moment.
         """
         self.deliveries.check.note_heartbeat()
         if called:
@@ -536,7 +530,7 @@ class WorkerConnection:
             self.watch_socket()
 
     def is_connected(self) -> bool:
-        """Whether the session that holds the worker's lock is alive right now."""
+        """Return whether the session that holds the worker's lock is alive right now."""
         session = self._session
         is_connected = session is not None and is_connection_alive(session, self._inbox)
         if not is_connected:
@@ -556,7 +550,7 @@ def _client_probes(config: PostgresConfig) -> ClientProbes:
 
 
 def _survives(pipeline: Pipeline, error: psycopg.Error) -> bool:
-    """Whether only the transaction failed, so that the session can start the next one."""
+    """Return whether only the transaction failed, so that the session can begin the next transaction."""
     pgconn = pipeline.connection.pgconn
     return (
         (is_of_data(error) or (error.sqlstate or "").startswith(_SURVIVED))

@@ -48,7 +48,7 @@ def _folders(own_group: Path, groups: Path) -> list[Path]:
                 continue
             # A group outside the container's namespace is shown as "/../.."
             own = Path(path.removeprefix("/").replace("../", "").removesuffix(".."))
-            # v2 names no controllers; v1 has a separate hierarchy for each controller, found by its name.
+            # v2 lists no controllers; v1 has a hierarchy for each controller, which is found by its name.
             top = groups / "cpu" if controllers else groups
             folders += [top / one for one in (own, *own.parents)]
     return folders

@@ -79,8 +79,8 @@ class Dispatcher:
     # To children
 
     def hand_out(self, tasks: Iterable[ClaimedTask], parts: Parts = NO_PARTS) -> None:
-        """Give tasks to the children for which they were started, and nodes also their part in the
-        workflow. Keep prefetched tasks for later.
+        """Give tasks to the children for which they were started; the tasks of nodes also get their workflow
+        data. Prefetched tasks are kept for later.
         """
         ledger = self.ledger
         handed: list[ClaimedTask] = []
@@ -88,7 +88,7 @@ class Dispatcher:
         batches: dict[int, list[ClaimedTask]] = {}
         for task in tasks:
             if task.id in ledger.owned:
-                # Another worker has recovered the task, and this worker has claimed it again, so the old
+                # Another worker has recovered the task and this worker has claimed it again, so the old
                 # attempt is void.
                 self.pool.stop_task(task.id, STOPPED_BY_LOSS)
             pid = task.worker_pid
@@ -130,7 +130,7 @@ class Dispatcher:
             self.ledger.put(task, RUNNING)
 
     def _give_window(self, tasks: Sequence[ClaimedTask], pid: int, parts: Parts) -> int:
-        """Give tasks to a child with a window; return how many of them wait there behind another task."""
+        """Give tasks to a child with a window, and return how many of them wait behind another task."""
         patience = self.windows.patience_seconds
         window = [
             (assignment_of(task, parts.get(task.id)), patience(task.task_name)) for task in tasks
@@ -149,9 +149,9 @@ class Dispatcher:
     ) -> list[ClaimedTask]:
         """Return the prefetched tasks that have started.
 
-        A task without a pid either belongs to another worker now, or could not be started: it is on hold
-        or past its deadline, or its start was in doubt. A task that could not be started still belongs to
-        this worker, which must release it.
+        A task without a pid either belongs to another worker now, or could not be started, because it is held
+        or past its deadline or its start was in doubt. In the second case the task still belongs to this
+        worker, which must release it.
         """
         started = []
         for task in requested:
@@ -205,10 +205,8 @@ class Dispatcher:
         self.ledger.end(task, outcome, run_seconds, came_at, state)
 
     def _drop(self, task: ClaimedTask) -> None:
-        """Drop a task that another worker owns.
-
-        The task's own transaction found this out and was rolled back. If the database still lists the
-        task as this worker's, the next release returns it to its queue.
+        """Drop a task that another worker owns, as the task's own transaction found before it was rolled
+        back. If the database still lists the task as this worker's, the next release returns it to its queue.
         """
         event = as_event("claim_lost", task_id=task.id)
         text = "task %s belongs to another worker now; its transaction was rolled back"
@@ -275,13 +273,13 @@ class Dispatcher:
     # Against children
 
     def put_back(self) -> None:
-        """Have the next release return the tasks that no child has started to their queues."""
+        """Make the next release return tasks to their queues if no child has started them."""
         self.pool.return_unstarted()
         self.ledger.give_back(self.ledger.tasks(WAITING))
 
     def cancel(self, task_ids: Iterable[str]) -> None:
-        """Stop these tasks if they are running. Return those that are waiting to the queue; their start
-        may be in doubt.
+        """Stop these tasks if they are running. Return tasks that are waiting to the queue; their start may
+        be in doubt.
         """
         waiting = {task.id: task for task in self.ledger.tasks(WAITING)}
         for task_id in task_ids:
@@ -290,8 +288,8 @@ class Dispatcher:
             self.pool.stop_task(task_id, STOPPED_BY_CANCEL)
 
     def keep_owned(self, task_ids: Iterable[str]) -> None:
-        """Kill the children, or cancel the coroutines, of all tasks except these, because other workers
-        own the others now.
+        """Kill the children, or cancel the coroutines, of all other tasks, because other workers now own
+        them.
         """
         waiting = [task.id for task in self.ledger.tasks(WAITING)]
         for task_id in {*self.pool.held_tasks, *waiting}.difference(task_ids):

@@ -1,9 +1,7 @@
-"""The heartbeat: how a worker shows that it is alive, and finds out which others are not.
-
-A heartbeat renews the worker's row and reads the others' rows. After a freeze or a lost connection, a
-heartbeat comes before any other work, because other workers may have recovered this worker's tasks in the
-meantime. While the database refuses heartbeats, the worker reads from its row whether other workers have
-declared it lost.
+"""The heartbeat: shows that a worker is alive, and finds workers that are not. A heartbeat renews the
+worker's row and reads the rows of other workers. After a freeze or a lost connection, the worker sends a
+heartbeat before any other work, because other workers may have recovered its tasks. While the database
+refuses heartbeats, the worker reads from its row whether other workers have declared it lost.
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ from horsies.worker.watch import Watch, WatchLimits
 
 logger = logging.getLogger("horsies.worker")
 
-# How often a worker with tasks sends a heartbeat. An idle worker sends one with its safety poll.
+# The interval of heartbeats of a worker with tasks. An idle worker sends a heartbeat with its safety poll.
 SEEN_SECONDS = 2.0
-# An idle worker sends a heartbeat early by up to this share of the interval, chosen at random, so that
-# workers that reconnect together after an outage do not send their heartbeats at the same time forever.
+# An idle worker sends its heartbeat early, by a random time of up to this fraction of the interval. Otherwise
+# workers that reconnect together after an outage would keep sending their heartbeats at the same time.
 SPREAD = 0.1
-# A transaction that is sent anyway carries a heartbeat that is due within this time.
+# A heartbeat that is due within this time is added to a transaction that is sent anyway.
 EARLY_SECONDS = 0.5
-# A heartbeat that is this late is sent before the next turn, because the turn may wait for a lock.
+# A heartbeat that is overdue by this time is sent before the next turn, because the turn may wait for a lock.
 LATE_SECONDS = 1.0
 
 _JOB = "the heartbeat of this worker"
@@ -58,20 +56,22 @@ class HeartbeatClock:
     idle_seconds: float
     suspicion_seconds: float
     sent_at: float = -NEVER
-    # The time before which no heartbeat is tried, because the database refused the last one.
+    # The time before which no heartbeat is sent, because the database refused the last heartbeat.
     refused_until: float = 0.0
-    # When the last heartbeat was requested; its answer may come much later.
+    # When the last heartbeat was sent; its response may arrive much later.
     asked_at: float = 0.0
     # Whether the last heartbeat notified this worker, and whether it stored that this worker waits for
     # tasks.
     calls: bool = False
     waits: bool = False
-    # How much earlier the next heartbeat is due while the worker is idle.
+    # By how much the next heartbeat of an idle worker is sent early.
     early_seconds: float = 0.0
 
     @classmethod
     def of(cls, config: AppConfig, limits: WatchLimits) -> HeartbeatClock:
-        """A heartbeat is due well before other workers count this one as silent, however rarely it polls."""
+        """A heartbeat is due well before other workers count this worker as silent, regardless of its polling
+        interval.
+        """
         most_seconds = min(limits.look_seconds, limits.lock_seconds)
         poll_seconds = config.resilience.notify_poll_interval_ms / 1000
         return cls(
@@ -96,7 +96,7 @@ class HeartbeatClock:
 
 
 class Heartbeat:
-    """Sends one worker's heartbeats and evaluates the answers."""
+    """Sends one worker's heartbeats and evaluates the results."""
 
     def __init__(
         self,
@@ -118,10 +118,10 @@ class Heartbeat:
         # suspended.
         self.shown_at = lifetime_clock()
         # How many times the connection had broken before the last accepted heartbeat, and before the last
-        # one sent.
+        # heartbeat that was sent.
         self._breaks = self._breaks_asked = -1
-        # How many times the worker needed the database to confirm that it still owns its tasks, and how
-        # many times the database did.
+        # How many times the worker needed a confirmation from the database that it still owns its tasks, and
+        # how many times it got one.
         self._checks_needed = self._checks_done = 0
         self.is_lost = False
         # Whether notifications arrive.
@@ -140,8 +140,8 @@ class Heartbeat:
 
     @property
     def must_come_first(self) -> bool:
-        """Whether a heartbeat comes before any other work, because other workers may have declared this
-        worker lost while it was frozen or without a connection.
+        """Return whether a heartbeat must precede any other work, because other workers may have declared
+        this worker lost while it was frozen or without a connection.
         """
         return self.was_frozen or self._breaks != self._connection.breaks
 
@@ -160,8 +160,8 @@ class Heartbeat:
     def show(self, pipeline: Pipeline, now: float) -> None:
         """Send a heartbeat, and stop the tasks that now belong to another worker.
 
-        If a freeze has made the answers outdated, the heartbeat is repeated. A refused heartbeat raises
-        an error, unless this worker was declared lost.
+        If a freeze has made its results outdated, the heartbeat is repeated. A refused heartbeat raises an
+        error, unless this worker was declared lost.
         """
         self._checks_needed = check = self._checks_needed + 1
         self._clock.sent_at = -NEVER
@@ -193,11 +193,9 @@ class Heartbeat:
             self.send(pipeline, now)
 
     def send(self, pipeline: Pipeline, now: float) -> None:
-        """Send a heartbeat.
-
-        If the database refuses to change this worker's row, tasks continue, because other workers see
-        that its session holds its lock and executes statements. A worker that is not registered must
-        wait: other workers could not find out that it owns its tasks.
+        """Send a heartbeat. If the database refuses to change this worker's row, tasks continue, because
+        other workers see that its session holds the lock and executes statements. An unregistered worker must
+        wait, because other workers would not know that it owns its tasks.
         """
         answers: list[list[Any]] | None = None
         steps = [self._blocked.lock_wait(), *self._signs_of_life(now)]
@@ -239,7 +237,9 @@ class Heartbeat:
         return [self._blocked.lock_wait(), *self._signs_of_life(now)]
 
     def _signs_of_life(self, now: float) -> list[Step]:
-        """Return the statements that show that this worker is alive, and those that look for lost workers."""
+        """Return the statements that show that this worker is alive, and the statements that search for lost
+        workers.
+        """
         self.is_receiving = self._connection.check_notifications(now)
         self._has_broken()
         self._breaks_asked = self._connection.breaks
@@ -255,17 +255,17 @@ class Heartbeat:
         ]
 
     def _has_broken(self) -> bool:
-        """Whether the connection broke after the last accepted heartbeat, which interrupts the
+        """Return whether the connection broke after the last accepted heartbeat, which interrupts the
         observation of other workers.
         """
-        self._connection.is_connected()  # this notices a break that only the socket shows
+        self._connection.is_connected()  # this call notices a lost connection that only the socket shows
         has_broken = self._breaks != self._connection.breaks
         if has_broken:
             self._watch.note_gap()
         return has_broken
 
     def note_signs(self, pipeline: Pipeline, answers: Sequence[list[Any]], now: float) -> None:
-        """Evaluate the answers to a heartbeat's statements, and recover lost workers' tasks."""
+        """Evaluate the results of a heartbeat's statements, and recover lost workers' tasks."""
         *_, seen, others = answers
         taken_seconds = time.monotonic() - self._clock.asked_at
         self._clock.note_accepted(now)
@@ -279,7 +279,7 @@ class Heartbeat:
         if self.is_lost:
             self._watch.note_gap()
             return
-        # A pooler may have held the query back during an outage that freed the locks of live workers.
+        # A pooler may have delayed the query during an outage that freed the locks of live workers.
         if self._has_broken():
             self._breaks = self._connection.breaks
             return

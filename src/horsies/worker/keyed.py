@@ -27,7 +27,7 @@ RING_SIZE = 2**64
 
 
 class SeenLanes(NamedTuple):
-    """Whether lanes have more tasks for this worker now, and in how many seconds a lane may have room
+    """Whether lanes have more tasks for this worker now, and after how many seconds a lane may start tasks
     again.
     """
 
@@ -37,11 +37,9 @@ class SeenLanes(NamedTuple):
 
 @dataclass(slots=True)
 class Walk:
-    """How far claims have moved along a ring without finding a task, and when a lane on the way may have
-    room.
-
-    A claim looks at a limited number of lanes. If it finds no task for this worker, the next claim looks
-    at the lanes behind them, until claims have seen every lane.
+    """How far claims have moved along a ring without finding a task, and when one of these lanes may start
+    tasks again. A claim checks a limited number of lanes. If it finds no task for this worker, the next claim
+    checks the lanes behind them, until all lanes have been checked.
     """
 
     distance: int = 0
@@ -52,7 +50,7 @@ class Walk:
         self.room_at = min(self.room_at, room_at)
 
     def is_over(self, now: float) -> bool:
-        """Whether claims have seen every lane, and no lane has got room since."""
+        """Return whether claims have checked every lane, and no lane can start tasks again yet."""
         return self.distance >= RING_SIZE and self.room_at > now
 
 
@@ -62,7 +60,7 @@ class KeyRings:
     def __init__(self, queues: Sequence[str]) -> None:
         self._queues = queues
         self._cursors: dict[str, int] = {}
-        # By queue: the walk along its ring that has found no task so far.
+        # For each queue, the walk along its ring that has found no task so far.
         self._walks: dict[str, Walk] = {}
         self._busy: dict[str, BusyLanes] = {}
         # Tasks with keys are claimed only after these limits are stored.
@@ -95,8 +93,8 @@ class KeyRings:
         return [self._cursors.get(queue) for queue in self._queues]
 
     def marks(self) -> LaneMarks:
-        """Return the marks from which the next claim searches in busy lanes, for the lanes that it meets
-        first in each queue.
+        """Return the marks behind which the next claim searches busy lanes, for the first lanes that it
+        visits in each queue.
         """
         found = [
             mark
@@ -107,7 +105,7 @@ class KeyRings:
         return LaneMarks(*map(list, zip(*sorted(found), strict=True))) if found else NO_MARKS
 
     def note_taken(self, claimed: Iterable[ClaimedTask]) -> None:
-        """Note that these tasks were claimed; tasks of one lane and one priority are passed in order."""
+        """Note that these tasks were claimed; the tasks of one lane and priority must be passed in order."""
         for task in claimed:
             if task.lane is not None:
                 self._busy.setdefault(task.queue_name, BusyLanes()).note(task.lane, task)
@@ -127,7 +125,7 @@ class KeyRings:
     def note_claim(
         self, answers: Iterable[ClaimedTask], served: Collection[str], now: float
     ) -> SeenLanes:
-        """Continue behind the lanes that a claim has seen. The claim took tasks from the queues in
+        """Continue behind the lanes that a claim has checked. The claim took tasks from the queues in
         `served`.
         """
         has_more, waits = False, list[float]()
@@ -147,7 +145,9 @@ class KeyRings:
         return SeenLanes(has_more, min(waits, default=None))
 
     def _walk_on(self, queue: str, before: int, after: int, room_at: float, now: float) -> bool:
-        """Note a claim that saw some lanes and took nothing; True if further lanes may have tasks."""
+        """Note a claim that checked some lanes and took no task; return True if further lanes
+        may have tasks.
+        """
         walk = self._walks.setdefault(queue, Walk())
         walk.note(before, after, room_at)
         if walk.distance >= RING_SIZE:

@@ -23,8 +23,8 @@ from horsies.worker.pool.window import Windows
 from horsies.worker.tally import End
 from horsies.worker.turn import Bookmarks
 
-# Limited, because during a claim of a thousand tasks the worker could not serve its other children for a
-# tenth of a second.
+# The claim is limited, because during a claim of a thousand tasks the worker could not serve its other
+# children for a tenth of a second.
 ASYNC_CLAIMS_MAX = 256
 # The claim recognises async tasks by the first characters of their options.
 ASYNC_MARK = '{"async":true'
@@ -34,14 +34,14 @@ class Places(Protocol):
     """The children that run the tasks of one kind."""
 
     def are_free(self) -> bool:
-        """Whether any of these children can take a task. This must be cheap, because every step of the
+        """Return whether any of these children can take a task. This must be cheap, because every step of the
         loop calls it.
         """
         ...
 
     def take(self, room: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the children to claim tasks for, up to `room`, and those that may take short tasks
-        behind others.
+        """Return up to `room` children to claim tasks for, and the children that may take short tasks behind
+        other tasks.
         """
         ...
 
@@ -75,8 +75,7 @@ class AsyncPlaces:
 
 
 class TaskKind:
-    """Decides about the claims of one kind of tasks: when they are due, where they search first, and for
-    which children.
+    """Decides when the claims of one kind of tasks are due, where they search first, and for which children.
 
     `is_async` restricts the claims to tasks of ``async def`` functions (True) or to other tasks (False);
     None allows both. `prefetch_max` is how many tasks may be claimed ahead of time.
@@ -104,7 +103,9 @@ class TaskKind:
         self.rings.note_news()
 
     def wants_tasks(self, prefetched: int) -> bool:
-        """Whether to claim: for free children, or ahead of time if ``prefetched`` is below the limit."""
+        """Return whether to claim: for free children, or ahead of time if ``prefetched`` is
+        below the limit.
+        """
         if not self.agenda.may_have_work:
             return False
         return prefetched < self.prefetch_max or self.places.are_free()
@@ -119,8 +120,8 @@ class TaskKind:
     def note_lanes(
         self, answers: Sequence[ClaimedTask], claimed: Sequence[ClaimedTask], now: float
     ) -> None:
-        """Note how the claim by keys ended in each queue. Claim again if lanes have more tasks, or will
-        have room soon.
+        """Note how the claim by keys ended in each queue. Claim again if lanes have more tasks, or can soon
+        start more tasks.
         """
         seen = self.rings.note_claim(answers, {task.queue_name for task in claimed}, now)
         self.rings.note_taken(claimed)
@@ -143,7 +144,7 @@ class TaskKind:
             self.agenda.note_next_key(now, min(delays))
 
     def step_back(self, returned: Iterable[ClaimedTask]) -> None:
-        """Make the next claim start with these returned tasks, as far as they are of this kind."""
+        """Make the next claim start with the returned tasks of this kind."""
         mine = [task for task in returned if self.takes(task)]
         self.bookmarks.step_back(mine)
         self.rings.step_back(mine)
@@ -205,12 +206,10 @@ def look_at_keyed(pipeline: Pipeline, kinds: Sequence[TaskKind], blocked: Blocke
 def shared_room(room: int, space: Sequence[int], held: Sequence[int]) -> list[int]:
     """Divide the tasks that a worker may still claim among the kinds.
 
-    ``held`` has the number of tasks that the worker holds of each kind, and ``space`` the number for
-    which it has room. Each further task goes to the kind with the fewest tasks, or to the first of
-    several equal ones.
-
-    In this way, long-running tasks of one kind leave half of the limit to the other kind, if that kind
-    has work when they start.
+    ``held`` is the number of tasks of each kind that the worker holds, and ``space`` the number that it can
+    still take. Each further task is assigned to the kind with the fewest tasks, or to the first of several
+    equal kinds. In this way, long-running tasks of one kind leave half of the limit to the other kind, if
+    that kind has tasks when they start.
     """
     shares = [0] * len(space)
     for _ in range(min(room, sum(space))):

@@ -1,13 +1,14 @@
-"""Known tasks: what this worker's version of the application can run, and the tasks it leaves to others.
+"""Known tasks: which tasks this worker's version of the application can run, and which it leaves to other
+workers.
 
-During a deployment two releases of an application share the queues. A worker registers the names of its
-tasks and sub-workflows, each with a fingerprint of its parameters. If a worker claims a task that it does
-not know, or whose stored call does not fit, it releases the task without counting an attempt, and
-excludes it from later claims. If the name is unknown, claims exclude all tasks with that name; otherwise
-only this task, because another call with the same name may fit. Such a refusal is stored with the
-fingerprint, so that workers with the same parameters skip the task without claiming it. The task fails if
-no worker has taken it during the grace period. The run of a durable function waits longer: always for a
-worker that knows its name, and for a worker with fitting parameters once the run has recorded a step.
+During a deployment two releases of an application share the queues. A worker registers the names of its tasks
+and sub-workflows, each with a fingerprint of its parameters. If a worker claims a task that it does not know,
+or whose stored call does not fit, it releases the task without counting an attempt, and excludes it from
+later claims. If the name is unknown, claims exclude all tasks with that name; otherwise they exclude only
+this task, because another call with the same name may fit. Such a refusal is stored with the fingerprint, so
+that workers with the same parameters skip the task without claiming it. The task fails if no worker has taken
+it during the grace period. The run of a durable function does not fail in this way if its name is unknown or
+if it has recorded a step: it waits for a worker that can continue it.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Wanted(NamedTuple):
-    """What a task needs from a worker: a kind ("tasks", "workflows" or "keys"), a name, and the
-    fingerprint of this worker's version.
+    """The requirement of a task: a kind ("tasks", "workflows" or "keys"), a name, and the fingerprint of this
+    worker's version.
     """
 
     kind: str
@@ -107,7 +108,7 @@ class KnownTasks:
         return json.dumps(known | ({"keys": self.keys} if self.keys else {}))
 
     def wanted_by(self, task: ClaimedTask) -> Wanted:
-        """Return what a task needs: for an expansion its sub-workflow, otherwise the task function;
+        """Return the requirement of a task: for an expansion its sub-workflow, otherwise the task function;
         without a fingerprint if it is unknown.
         """
         if task.task_name == EXPAND_TASK and (key := _definition_key(task.kwargs or "")):
@@ -175,7 +176,9 @@ def fingerprint(signature: CallSignature | None) -> str:
 def _build_fingerprint(definition: AnyDefinition) -> str:
     try:
         return fingerprint(definition.build_signature())
-    except ValueError:  # the child that expands the sub-workflow reports the wrong annotation
+    except (
+        ValueError
+    ):  # the wrong annotation is reported by the child that expands the sub-workflow
         return "unreadable"
 
 
@@ -187,8 +190,8 @@ def _types(signature: CallSignature) -> list[tuple[str, str]]:
 class _WithoutDefaults(GenerateJsonSchema):
     """Return a type's schema without the values of defaults, which may differ between processes.
 
-    With these values, workers of the same release would have different fingerprints, and a call that fits
-    none of them would never fail. The schema does include whether a field has a default.
+    Otherwise workers of the same release would have different fingerprints, and a call that fits none of them
+    would never fail. The schema includes whether a field has a default.
     """
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
@@ -214,12 +217,12 @@ class Exclusions(NamedTuple):
 
 
 NO_EXCLUSIONS = Exclusions()
-# Claimed tasks that were not called, each with its outcome in case it is not left to other workers.
+# Claimed tasks that were not called, each with the outcome to record if it is not left to other workers.
 Uncalled: TypeAlias = Sequence[tuple[ClaimedTask, Outcome]]
 
 
 class UnknownTasks:
-    """Keeps track of the tasks that this worker has met but cannot run. It does no I/O."""
+    """Keeps track of the tasks that this worker has claimed but cannot run. It does no I/O."""
 
     def __init__(self, known: KnownTasks, grace_seconds: float, check_seconds: float) -> None:
         self.known = known
@@ -227,9 +230,10 @@ class UnknownTasks:
         self._check_seconds = min(check_seconds, grace_seconds)
         self._pause_seconds = min(PAUSE_SECONDS, grace_seconds)
         self._check_at = NEVER
-        # By unknown name: when this worker first met it. Claims exclude the name permanently.
+        # For each unknown name, when this worker first claimed a task with it. Claims exclude the name
+        # permanently.
         self._met_at: dict[str, float] = {}
-        # By fingerprint: until when the last refused task is excluded, and when to claim refused tasks
+        # For each fingerprint, until when the last refused task is excluded, and when to claim refused tasks
         # again.
         self._refused: dict[str, tuple[float, float]] = {}
         self._warned: set[Wanted] = set()
@@ -247,13 +251,13 @@ class UnknownTasks:
         return Exclusions(list(self._met_at), list(self._refused))
 
     def knows_all(self, tasks: Iterable[ClaimedTask]) -> bool:
-        """Whether the names alone show that all tasks are known. This must be cheap, because every claim
-        calls it.
+        """Return whether the names alone show that all tasks are known. This must be cheap, because every
+        claim calls it.
         """
         return self._plain.issuperset(map(_NAME, tasks))
 
     def is_unknown(self, task: ClaimedTask) -> bool:
-        """Whether this worker has no task or sub-workflow with that name."""
+        """Return whether this worker has no task or sub-workflow with that name."""
         name = task.task_name
         if name not in self.known.tasks:
             return True
@@ -273,9 +277,7 @@ class UnknownTasks:
         return None
 
     def refusal(self, worker_id: str, uncalled: Uncalled) -> tuple[Step, Step]:
-        """Return the statements that store the refusal of these tasks, and that find workers that may run
-        them.
-        """
+        """Return statements that store the refusal of these tasks and find workers that may run them."""
         tasks = list({task.id: (task, outcome) for task, outcome in uncalled}.values())
         wanted = [self._wanted(task, outcome) for task, outcome in tasks]
         ids = [task.id for task, _ in tasks]
@@ -292,7 +294,9 @@ class UnknownTasks:
         return refuse, find_takers(self._grace_seconds, ids, kinds, names, queues)
 
     def _wanted(self, task: ClaimedTask, outcome: Outcome) -> Wanted:
-        """Return what this worker lacks: the payload's key, or else parameters that the call fits."""
+        """Return what this worker lacks for the task: the key of its payload, or parameters that fit the
+        call.
+        """
         key_id = _missing_key(outcome)
         if key_id is None:
             return self.known.wanted_by(task)
@@ -307,10 +311,10 @@ class UnknownTasks:
     ) -> set[str]:
         """Return the tasks to leave to other workers; the other tasks fail.
 
-        A task is left while some worker may take it, and for the grace period after that. A prefetched
-        task is always left, because only a started task can fail. A task without an answer is left too,
-        because its refusal could not be stored. A task whose key is missing never fails, nor does a run
-        with recorded steps.
+        A task is left to other workers while one of them may take it, and for the grace period after that. A
+        prefetched task is always left, because only a started task can fail. A task without a query result is
+        left too, because its refusal could not be stored. Tasks whose encryption key is missing and runs with
+        recorded steps never fail.
         """
         asked = {one.id for one in takers}
         left = {one.id for one in takers if one.is_known or one.is_recent or one.has_record}
@@ -333,7 +337,7 @@ class UnknownTasks:
         return min([self._check_at, *(look_at for _, look_at in self._refused.values())])
 
     def forget_old(self, now: float) -> bool:
-        """Forget expired exclusions; True if claims may see refused tasks again because of this."""
+        """Forget expired exclusions; return True if claims may therefore return refused tasks again."""
         looks = [one for one, (_, look_at) in self._refused.items() if look_at <= now]
         for one in looks:
             until, _ = self._refused.pop(one)
@@ -405,8 +409,8 @@ class UnknownTasks:
 def claim_unknown(
     pipeline: Pipeline, claim: ClaimUnresolvable, blocked: Blocked
 ) -> list[ClaimedTask]:
-    """Claim tasks that no worker knows: all in one transaction, or each in its own after the database
-    refused them together.
+    """Claim tasks that no worker knows: all in one transaction or, after the database refused this, each in
+    its own transaction.
     """
     claim = claim._replace(excluded=blocked.excluded())
     return blocked.isolated(
@@ -428,8 +432,8 @@ def _claim_unknown_one_by_one(
     claimed: list[ClaimedTask] = []
     for due in found:
         step = claim_unresolvable, claim._replace(only=[due.id])
-        # Not named "claim", because after a refused "claim" the worker would claim known tasks one by one
-        # too.
+        # The action is not named "claim", because after a refused "claim" the worker would claim known tasks
+        # one by one too.
         answers = blocked.attempt(pipeline, Change("start", due.id, due.workflow_id), [step])
         claimed += answers[0] if answers else ()
     return claimed
@@ -458,7 +462,7 @@ def _missing_key(outcome: Outcome) -> str | None:
 
 
 def _storable(text: str) -> str:
-    """Escape a message, which may contain names chosen by users, so that every database encoding accepts
-    it.
+    """Escape a message so that every database encoding accepts it; the message may contain names chosen by
+    users.
     """
     return text.encode("ascii", "backslashreplace").decode()

@@ -22,13 +22,13 @@ from horsies.worker.turn import TurnResult
 
 logger = logging.getLogger("horsies.worker")
 
-# The most characters of outcomes in one turn. PostgreSQL rejects a statement of a gigabyte and reads an
-# array of texts at about 60 MB/s, so recording more at once would delay the worker's heartbeat.
+# The maximum number of characters of outcomes in one turn. PostgreSQL rejects a statement of a gigabyte and
+# reads an array of texts at about 60 MB/s, so recording more at once would delay the worker's heartbeat.
 TURN_CHARACTERS_MAX = 16 * 1024 * 1024
-# With this many refused outcomes, or characters in them, a worker claims no more tasks.
+# A worker with this many refused outcomes, or characters in them, claims no more tasks.
 REFUSED_MAX = 1000
 REFUSED_CHARACTERS_MAX = 256 * 1024 * 1024
-# If an outcome has waited this long, the database does not answer.
+# If an outcome has waited this long, the database counts as unresponsive.
 LATE_SECONDS = 1.0
 
 
@@ -38,8 +38,7 @@ class State(IntEnum):
     # Claimed ahead of time, and not yet given to a child.
     WAITING = 0
     RUNNING = 1
-    # Not called: the function of this worker's release cannot take the call, but another release's
-    # function may.
+    # Not called, because the call does not fit this release's function but may fit another release's.
     UNCALLED = 2
     # The next turn records its outcome.
     ENDED = 3
@@ -74,10 +73,8 @@ class Attempt(Protocol):
 
 
 class _Doubt:
-    """A context for code that claims tasks.
-
-    Even if the code fails, its claim may have been committed. The worker may then own tasks that no child
-    has received.
+    """A context for code that claims tasks. If the code fails, its claim may still have been committed, so
+    the worker may own tasks that no child has received.
     """
 
     __slots__ = ("is_raised",)
@@ -101,8 +98,8 @@ class Ledger:
         # The same entries by state, in the order in which they entered the state. This is a list and not
         # a dict, because hashing an enum member takes 0.2 µs, and every task would need seven hashes.
         self._by_state: list[dict[str, Owned]] = [{} for _ in State]
-        # Callers read these two mappings directly: the loop checks nine times per turn whether any task
-        # is in a given state, and methods for that took a tenth of all calls in a turn.
+        # Callers read these two mappings directly: the loop checks nine times per turn whether any task is in
+        # a given state, and methods for this check took a tenth of all calls in a turn.
         self.owned: Mapping[str, Owned] = self._owned
         self.by_state: Sequence[Mapping[str, Owned]] = self._by_state
         # The tasks that no child has started and that are waiting to be released.
@@ -137,13 +134,15 @@ class Ledger:
         return [(one.task, one.outcome) for one in entries if one.outcome is not None]
 
     def has(self, task_id: str, *states: State) -> bool:
-        """Whether this worker owns the task; if states are passed, whether the task is in one of them."""
+        """Return whether this worker owns the task; if states are passed, whether the task is
+        in one of them.
+        """
         owned = self._owned.get(task_id)
         return owned is not None and (not states or owned.state in states)
 
     def running(self, attempt: Attempt) -> ClaimedTask | None:
-        """Return the running task of an attempt; None if the task was lost since the attempt started,
-        even if it was claimed again.
+        """Return the running task of an attempt; None if the worker has lost the task since, even if it has
+        claimed the task again.
         """
         owned = self._by_state[RUNNING].get(attempt.task_id)
         if owned is None or owned.task.generation != attempt.generation:
@@ -203,7 +202,7 @@ class Ledger:
             del self._by_state[owned.state][task_id]
 
     def give_back(self, tasks: Iterable[ClaimedTask]) -> None:
-        """Have the next release return these tasks to their queues, because no child has started them."""
+        """Make the next release return these tasks to their queues, because no child has started them."""
         for task in tasks:
             self.forget(task.id)
             self._returned.append(task)
@@ -211,7 +210,7 @@ class Ledger:
     # Recording
 
     def to_record(self) -> list[Outcome]:
-        """The outcomes for the next turn: all of them, unless their texts are too long for one
+        """Return the outcomes for the next turn: all of them, unless their texts are too long for one
         transaction.
 
         The database computes an attempt's start from its run time, so the time that the outcome has
@@ -235,10 +234,8 @@ class Ledger:
         return outcomes
 
     def close(self, outcomes: Sequence[Outcome], turned: TurnResult) -> list[End]:
-        """Forget a turn's attempts that are recorded, or that another worker now owns; keep those whose
-        outcome the database refused.
-
-        Return the ends as they were recorded.
+        """Forget a turn's attempts that are recorded, or that another worker now owns; keep attempts whose
+        outcome the database refused. Return the outcomes as they were recorded.
         """
         ends: list[End] = []
         recorded, refused = turned.recorded, turned.refused
@@ -268,19 +265,19 @@ class Ledger:
     # Claims in doubt
 
     def claim_in_doubt(self) -> _Doubt:
-        """Return the context for code that claims tasks or hands them out: ``with
+        """Return the context for code that claims tasks or gives them to children: ``with
         ledger.claim_in_doubt():``.
         """
         return self._doubt
 
     @property
     def needs_release(self) -> bool:
-        """Whether the database may list tasks as this worker's that the worker does not hold."""
+        """Return whether the database may assign tasks to this worker that it does not hold."""
         return self._doubt.is_raised or bool(self._returned)
 
     def release_again(self) -> None:
-        """Have the next release include the tasks that the database lists but this worker does not hold,
-        even refused ones.
+        """Make the next release include tasks that the database assigns to this worker but the worker does
+        not hold, even refused tasks.
         """
         self._doubt.is_raised = True
 
@@ -309,10 +306,9 @@ def options_of(owned: Mapping[str, Owned], task_id: str) -> str | None:
 
 
 def _as_recorded(outcome: Outcome, turned: TurnResult) -> Outcome:
-    """Return the outcome that the database has stored instead of the one that the worker decided on.
-
-    It is a success that the child had recorded, an outcome without the texts that the database rejects,
-    the outcome for an accepted cancellation, or a failure whose retry would be too late.
+    """Return the outcome that the database has stored instead of the worker's decision. It is a success that
+    the child had recorded, an outcome without the texts that the database rejects, the outcome for an
+    accepted cancellation, or a failure whose retry would be too late.
     """
     task_id = outcome.task_id
     if outcome.is_in_doubt and task_id in turned.by_child:

@@ -1,9 +1,7 @@
-"""Liveness: how other workers see that this worker is alive, and the state that it publishes.
-
-There are three indicators, from fast to slow: a session advisory lock on the listening connection,
-which the server frees as soon as the process is gone; ``seen_at`` in the worker's row, renewed every
-few seconds; and heartbeat rows for tasks that run longer than an interval. Snapshots and pongs are
-for operators.
+"""Liveness: how other workers detect that this worker is alive, and the state that it publishes. There are
+three indicators, from fast to slow: a session advisory lock on the listening connection, which the server
+frees as soon as the process ends; ``seen_at`` in the worker's row, renewed every few seconds; and heartbeat
+rows for tasks that run longer than an interval. Snapshots and pongs are for operators.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ def _child_document(child: ChildSummary) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A worker's id, host, process and tasks (as JSON), the same for its whole life."""
+    """A worker's id, host, process and tasks (as JSON), which never change."""
 
     worker_id: str
     hostname: str
@@ -72,7 +70,7 @@ class Identity:
     known_tasks: str | None = None
     task_defaults: str | None = None
     webhooks: str = "[]"
-    # The statement that requests the check for findings on which webhooks report.
+    # The statement that requests the check for findings that webhooks report.
     findings: Step | None = None
 
     @classmethod
@@ -143,7 +141,7 @@ class Liveness:
         return [row, seen]
 
     def note_seen(self, rows: Sequence[Presence]) -> bool:
-        """Note that the row was renewed; False if another worker has declared this one lost."""
+        """Note that the row was renewed; return False if another worker has declared this worker lost."""
         # A deleted row does not mean that this worker was declared lost; the next heartbeat writes the
         # row again.
         self.is_registered = bool(rows)
@@ -192,7 +190,7 @@ class Liveness:
             return None, None, None
 
     def pongs(self, payloads: Iterable[str]) -> list[Step]:
-        """Return the answers to these pings; a malformed ping is ignored."""
+        """Return the responses to these pings; a malformed ping is ignored."""
         return [pong for payload in payloads if (pong := self._pong(payload))]
 
     def _pong(self, payload: str) -> Step | None:
@@ -216,5 +214,7 @@ class Liveness:
         return send_notification(channel, json.dumps(answer))
 
     def stop(self) -> Step:
-        """Return the statement that closes this worker's row; the worker has left no tasks to recover."""
+        """Return the statement that closes this worker's row; the worker must have no tasks
+        left to recover.
+        """
         return record_worker_stop(self.identity.worker_id)

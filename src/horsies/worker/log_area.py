@@ -1,11 +1,11 @@
 """Keeps the log lines of a running attempt in memory that the child shares with the worker.
 
-For a log call, the child only copies the line into that memory: it sends no frame, makes no system call,
-and does not wait for the worker. The child sends the lines with its report. If it is killed before that,
-the worker reads them here.
+For a log call, the child only copies the line into that memory: it sends no frame, makes no system call, and
+does not wait for the worker. The child sends the lines with its report. If the child is killed before that,
+the worker reads the lines from this memory.
 
-The first half of an area has the first lines. When it is full, the second half is a ring that keeps the
-last ones. The worker validates everything that it reads, because task code can write to the memory.
+The first half of an area contains the first lines. The second half is a ring that keeps the last lines after
+the first half is full. The worker validates the data, because task code can write to the memory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LogArea:
         self._write_header()
 
     def write(self, line: str) -> None:
-        """Add one log record, which may have several lines; a very long record is cut."""
+        """Add one log record, which may have several lines; a very long record is truncated."""
         data = line.encode(errors="backslashreplace").replace(b"\0", b"?") + b"\n"
         longest = min(LINE_BYTES_MAX, self._half)
         if len(data) > longest:

@@ -1,7 +1,7 @@
 """The worker: one loop that serves children, works in the database, and sleeps in between.
 
-``Worker._step`` is the loop's body, and the methods below it follow in the order in which it calls
-them. ``work.py`` does the work in the database.
+``Worker._step`` is the body of the loop; the methods below it are in the order of its calls. ``work.py`` does
+the work in the database.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from horsies.worker.work import Work
 
 logger = logging.getLogger("horsies.worker")
 
-# Limits the last statements: while the database is unavailable, a pooler would hold them back and block
-# the worker.
+# Limits the last statements, because a pooler would hold them back, and block the worker, while the database
+# is unavailable.
 RECORD_STOP_SECONDS = 1.0
-# The most due tasks per priority that a worker with --burst counts in a paused queue.
+# The maximum number of due tasks per priority that a worker with --burst counts in a paused queue.
 LEFT_COUNT_MAX = 1_000_000
 
 
@@ -64,8 +64,8 @@ class ExitCode(IntEnum):
 
 
 class ImmediateShutdown(BaseException):
-    """The third shutdown request came during a statement. This is a BaseException, so that no ordinary
-    handler catches it.
+    """The third shutdown request came during a statement. This is a BaseException, so that ``except
+    Exception`` does not catch it.
     """
 
 
@@ -101,7 +101,7 @@ def _identity(app: Horsies, worker_id: str, known: KnownTasks) -> Identity:
 
 
 def _owns_nothing(ledger: Ledger) -> bool:
-    """Whether a worker owns no task, neither in memory nor in the database."""
+    """Return whether a worker owns no task in memory or in the database."""
     return ledger.is_empty and not ledger.needs_release
 
 
@@ -174,7 +174,7 @@ class Worker:
         return self._dispatcher.tally
 
     def vitals(self) -> Vitals:
-        """Describe this worker for probes. Another thread calls this method, so it only reads."""
+        """Describe this worker for probes. The method only reads, because another thread calls it."""
         pool, connection = self._pool, self._connection
         pids, idle = pool.pids(), pool.idle_children
         busy = len({held.pid for held in list(pool.busy.values())})
@@ -260,7 +260,7 @@ class Worker:
         if (pipeline := self._connection.pipeline) is not None and _owns_nothing(
             self._dispatcher.ledger
         ):
-            pipeline.meanwhile = None  # no children are left to serve, and the wait is short
+            pipeline.meanwhile = None  # the wait may block, because no children are left to serve
             pipeline.timeout_seconds = RECORD_STOP_SECONDS
             with suppress(
                 psycopg.Error
@@ -325,7 +325,7 @@ class Worker:
             logger.warning("paused queues were not served; due tasks left: %s", ", ".join(shown))
 
     def _next_wakeup(self) -> float:
-        """Return how many seconds the loop may sleep if nothing happens."""
+        """Return how many seconds the loop may sleep if no event occurs."""
         connection = self._connection
         is_up = connection.is_up
         if self._early_events or (is_up and self._work.has_turn()):
@@ -386,7 +386,7 @@ class Worker:
             self._pool.kill_task(task_id)
 
     def _absorb_early(self) -> None:
-        """Absorb the events that arrived during the last statement.
+        """Handle the events that arrived during the last statement.
 
         The time that the events have waited counts only if the statement took long. After a turn of a
         millisecond, the worker waits for the rest of the batch as if the events had just arrived.
@@ -416,14 +416,14 @@ class Worker:
         self._maintenance.pings += received.pings
 
     def _wait_for_batch(self) -> None:
-        """Wait briefly for the rest of a batch of very short tasks, so that one turn carries them all."""
+        """Wait briefly for the rest of a batch of very short tasks, so that one turn records all of them."""
         ended = self._dispatcher.ledger.by_state[ENDED]
         while ended:
             seconds = self._dispatcher.linger_seconds(time.monotonic())
             if not seconds:
                 return
-            # Do not stop when there are no events: a child that ends or starts wakes the selector as
-            # well.
+            # An empty list of events is no reason to stop, because a child that ends or starts wakes the
+            # selector as well.
             self._dispatcher.absorb(self._pool.collect(seconds))
 
     def _advance_shutdown(self) -> None:
@@ -462,8 +462,8 @@ class Worker:
             self._pool.stop_task(task_id, reason)
 
     def _serve_children(self) -> None:
-        """Do what is necessary while a statement runs: enforce time limits, stay connected, obey a third
-        shutdown request.
+        """Do the work that cannot wait while a statement runs: enforce time limits, stay connected, obey a
+        third shutdown request.
         """
         self._notice_freeze()
         if events := self._pool.collect(0.0):

@@ -1,8 +1,8 @@
 """The worker's regular jobs besides running tasks: show that the worker is alive, renew leases, recover
 lost workers' tasks, publish the worker's state, delete old rows.
 
-The loop calls ``perform`` whenever ``next_at`` has come. A job that fails for a transient reason is
-repeated after the worker has reconnected; no job is ever switched off.
+The loop calls ``perform`` at the time ``next_at``. A job that fails for a transient reason is repeated after
+the worker has reconnected; jobs are never switched off.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _registrations(config: AppConfig, identity: Identity) -> list[_Registration]
 
 
 class _Sweep:
-    """Deletes old rows, and large payload that no row needs any more."""
+    """Deletes old rows, and large payloads that no row needs any more."""
 
     def __init__(self, config: AppConfig) -> None:
         self.at = 0.0
@@ -140,9 +140,7 @@ class Maintenance:
         self._must_check_cancels = True
 
     def note_cancels(self, task_ids: Iterable[str]) -> None:
-        """Check these tasks for a cancel request, because a notification named them. Only the table
-        decides.
-        """
+        """Check the table for cancel requests for these tasks, because a notification named them."""
         if any(map(self._dispatcher.ledger.has, task_ids)):
             self._must_check_cancels = True
 
@@ -228,7 +226,7 @@ class Maintenance:
             self._dispatcher.pool.unstored_progress.pop(one.task_id, None)
 
     def _find_forgotten(self, pipeline: Pipeline) -> None:
-        """Find tasks that the database lists as this worker's, although the worker does not hold them.
+        """Find tasks that the database assigns to this worker although the worker does not hold them.
 
         Behind a pooler, the claim of a lost connection may be committed after the release that should
         have undone it.
@@ -296,7 +294,7 @@ class Maintenance:
         )
 
     def answer_pings(self, pipeline: Pipeline) -> None:
-        """Answer pings. A bad ping must never stop the worker."""
+        """Respond to pings. An invalid ping must never stop the worker."""
         steps = self._liveness.pongs(self.pings)
         try:
             if steps:

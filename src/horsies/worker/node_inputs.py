@@ -1,13 +1,13 @@
 """Node inputs: the results that claimed workflow tasks take from other nodes, read once and cached.
 
-A node's result is stored once, and the nodes that take it refer to it. A worker fetches results when it
-hands out tasks, with one statement for all tasks that it claimed in a turn. It skips results that it has
-just recorded or read. So a chain of nodes needs no second round trip, and a large result is fetched once
-for a thousand consumers. In the worker, results stay JSON text; only children decode them.
+A node's result is stored once, and the nodes that take it refer to it. Before a worker gives tasks to its
+children, it fetches results with one statement for all tasks that it claimed in a turn, except results that
+it has just recorded or read. So a chain of nodes needs no second round trip, and a large result is fetched
+once for a thousand consumers. In the worker, results stay JSON text; only children decode them.
 
-The statement sums the sizes before it fetches any result. It returns results up to the limit for one
-task, and only the sizes of the others. A task that takes more than the limit fails. If any other task
-has missing results, the worker fetches them with a statement for that task alone.
+The statement sums the sizes before it fetches any result. It returns results up to the limit for one task,
+and for all other results only the sizes. A task that takes more than the limit fails. For any other task with
+missing results, the worker fetches them with a separate statement.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from horsies.workflow.run.results import whole_results
 
 logger = logging.getLogger("horsies.worker")
 
-# Enough for a few dozen large results, and small compared with the children's own memory.
+# The cache holds a few dozen large results, and is small compared with the children's memory.
 KEPT_BYTES_MAX = 32 * 1024 * 1024
 # The size of an entry apart from its text: key, object, links.
 _ENTRY_BYTES = 500
 
 Source = tuple[str, int]
-# Tasks that will not reach a child, each with the outcome that records the reason.
+# Tasks that are not given to a child, each with the outcome that records the reason.
 Refused = list[tuple[ClaimedTask, Outcome]]
 
 
@@ -81,9 +81,9 @@ def _size(result: NodeInput) -> int:
 
 
 class NodeInputs:
-    """Reads the part that a task has in its workflow: its node, and the results that it takes from other
-    nodes. ``is_injected`` takes a task's name and returns whether its function takes the workflow's
-    context or meta; ``size_max`` is the most bytes of results that one task may take.
+    """Reads the workflow data of a task: its node, and the results that it takes from other nodes.
+    ``is_injected`` takes a task's name and returns whether its function takes the workflow's context or meta;
+    ``size_max`` is the maximum number of bytes of results that one task may take.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class NodeInputs:
         self._kept = KeptInputs()
 
     def has_part(self, task: ClaimedTask) -> bool:
-        """Whether a node's task needs data of its workflow; if not, it runs like a task outside a
+        """Return whether a node's task needs data of its workflow; if not, it runs like a task outside a
         workflow.
         """
         return task.workflow_inputs is not None or self._is_injected(task.task_name)
@@ -108,7 +108,7 @@ class NodeInputs:
     def note_completed(self, task: ClaimedTask, result: str) -> None:
         """Cache the result of a node's task that this worker has recorded.
 
-        Maps and sub-workflows are left out: their result is not the result of a single task.
+        Maps and sub-workflows are skipped, because their result is not the result of a single task.
         """
         if task.workflow_id is None or task.workflow_node_index is None:
             return
@@ -120,10 +120,9 @@ class NodeInputs:
     def read(
         self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]
     ) -> tuple[dict[str, NodePart], Refused]:
-        """Return the workflow parts of these tasks by task id, and the tasks whose inputs cannot be read.
-
-        Raises transient errors; no task is handed out then. After a permanent error, each task's inputs
-        are read separately, so that the error does not affect other tasks.
+        """Return the workflow data of these tasks by task id, and the tasks whose inputs cannot be read.
+        Raises transient errors, after which no task is given to a child. After a permanent error, each task's
+        inputs are read separately, so that the error does not affect other tasks.
         """
         try:
             return self._parts(pipeline, tasks)

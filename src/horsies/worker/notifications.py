@@ -1,4 +1,4 @@
-"""A worker's notifications: their channels, their meaning, whether any are delivered, and wake-ups.
+"""A worker's notifications: their channels, their meaning, whether they are delivered, and wake-ups.
 
 Pure: ``connection.py`` receives them. Every notification is only a hint, because any client can send one.
 
@@ -28,14 +28,15 @@ WAKE_CHANNEL_PREFIX = "horsies_wake_"
 # A prefix of the queue's name in a payload: the new tasks of the queue have keys.
 KEYED_HINT = "@"
 
-# After how many heartbeats without any notification a worker notifies all workers (a call). The first
-# number is for the worker that called last, the second for the others. The interval of heartbeats varies
-# by a tenth, so the numbers must differ by two.
+# After how many heartbeats without any notification a worker notifies all workers (a call). The first number
+# is for the worker that called last, the second for all other workers. The interval of heartbeats varies by a
+# tenth, so the numbers must differ by two.
 CALLER_PATIENCE = 1
 LISTENER_PATIENCE = 3
-# The minimum time to wait for an echo, however often a worker notifies itself.
+# The minimum time to wait for an echo, even if a worker notifies itself more often.
 PATIENCE_SECONDS = 1.0
-# A connection that delivers nothing is replaced, at growing intervals if that does not help.
+# A connection that delivers no notifications is replaced, at growing intervals if the new connection does not
+# deliver them either.
 FIRST_REST_SECONDS = 5.0
 LAST_REST_SECONDS = 60.0
 
@@ -58,7 +59,7 @@ def own_channels(worker_id: str) -> list[str]:
 
 
 class NotificationBatch(NamedTuple):
-    """Notifications received at once, sorted by meaning.
+    """Notifications received in one batch, sorted by meaning.
 
     `work` says that a queue may have tasks. `cancelled` names tasks that may have been cancelled. `gap`
     says that any number of notifications may have been missed. `paused` says that a queue or a run was
@@ -111,13 +112,13 @@ def sort_notifications(
 
 @dataclass(slots=True)
 class EchoCheck:
-    """Judges by the echoes of the worker's own calls whether notifications are delivered.
+    """Decides by the echoes of the worker's own calls whether notifications are delivered.
 
-    A worker that has received any notification since its last heartbeat does not call: among many
-    workers, one call proves delivery to all of them. Every call wakes all listening sessions, so a call
-    with each heartbeat would make the server's work grow with the square of the number of workers. For
-    the same reason, the worker that called last also makes the next call, and the others wait for longer.
-    Otherwise every worker whose heartbeat is due before a call arrives would call too.
+    A worker that has received any notification since its last heartbeat does not call: among many workers,
+    one call proves delivery to all of them. Every call wakes all listening sessions, so a call with each
+    heartbeat would make the server's work grow with the square of the number of workers. For the same reason,
+    the worker that called last also makes the next call, and all other workers wait for longer. Otherwise
+    every worker whose heartbeat is due before a call arrives would call too.
     """
 
     is_receiving: bool = True
@@ -163,14 +164,14 @@ class EchoCheck:
         self._rest_seconds = FIRST_REST_SECONDS
 
     def note_lost(self) -> None:
-        """Note that the connection was lost, together with any echoes on their way."""
+        """Note that the connection was lost, together with any echoes in flight."""
         self.needs_new_connection = False
         self._quiet = LISTENER_PATIENCE
         self._called_at = None
 
     def judge(self, now: float) -> None:
-        """Conclude from a missing echo that notifications are not delivered; to be called before the
-        worker calls again.
+        """Conclude from a missing echo that notifications are not delivered. Must be called before the worker
+        calls again.
         """
         if self._called_at is None or now - self._called_at < PATIENCE_SECONDS:
             return

@@ -1,7 +1,7 @@
 """Operating system calls: process groups, parentage, memory, exit statuses.
 
-Both parent and children use this module. On Linux a child dies with its parent, and the worker adopts
-orphans of its children. On other systems, the end of the socket's data replaces both.
+Both parent and children use this module. On Linux a child dies with its parent, and the worker adopts orphans
+of its children. On other systems, the end-of-file on the socket replaces both mechanisms.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from contextlib import suppress
 from functools import partial
 
 if sys.platform != "linux":
-    # Only where there is no /proc: on Linux it provides the same figures, and importing psutil costs
-    # every process 11 ms and 0.7 MB.
+    # psutil is imported only on systems without /proc, which provides the same figures on Linux: the import
+    # costs every process 11 ms and 0.7 MB.
     import psutil
 
 IS_LINUX = sys.platform == "linux"
@@ -54,17 +54,17 @@ def stop_with_parent(parent_pid: int) -> None:
 
 
 def death_signal_setter() -> Callable[[], object]:
-    """Does the first half of ``die_with_parent`` without a Python frame; to be called after every task."""
+    """Sets the signal of ``die_with_parent`` without a Python frame, because it is called after
+    every task.
+    """
     if _library_prctl is None:
         return int
     return partial(_library_prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def new_mark() -> int:
-    """A mark for ``set_mark``; 0 if processes cannot be marked.
-
-    The mark is random, so that no two workers on a host have the same one. As a time limit it is 70,000
-    years or more.
+    """Return a random mark for ``set_mark``, so that no two workers on a host have the same mark; 0 if
+    processes cannot be marked. As a time limit the mark is 70,000 years or more.
     """
     if not IS_LINUX:
         return 0
@@ -79,7 +79,7 @@ def new_mark() -> int:
 
 
 def set_mark(mark: int) -> None:
-    """Mark this process, and everything that it starts, for the guard; see ``child/guard.py``."""
+    """Mark this process and all processes that it starts for the guard; see ``child/guard.py``."""
     if mark:
         resource.setrlimit(resource.RLIMIT_RTTIME, (mark, resource.RLIM_INFINITY))
 
@@ -112,8 +112,8 @@ def fork() -> int:
 def start_interpreter(entry_module: str, socket_fd: int, *, keeps_input: bool = False) -> int:
     """Start a fresh interpreter that runs `entry_module`'s ``main(socket_fd)``, and return its pid.
 
-    It inherits standard output, standard error and that one socket; with `keeps_input`, also standard
-    input.
+    The interpreter inherits standard output, standard error and this socket; with `keeps_input`, also
+    standard input.
     """
     os.set_inheritable(socket_fd, True)
     code = f"from {entry_module} import main; main({socket_fd})"
@@ -153,7 +153,7 @@ def terminate(pid: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a child and its process group; call it before the child is reaped.
+    """Kill a child and its process group. Must be called before the child is reaped.
 
     Until the child is reaped, its pid cannot be reused. A child leads its own process group once it has
     sent its first frame; before that, only the child itself is killed.
@@ -166,7 +166,7 @@ def kill_group(pid: int) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child has ended but has not been reaped yet; for systems without pid descriptors."""
+    """Return whether a child has ended but has not been reaped yet; for systems without pid descriptors."""
     if sys.platform == "linux":
         with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as stat:
             return stat.read().rpartition(b") ")[2].startswith(b"Z")
@@ -275,7 +275,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _kill(pid: int) -> bool:
-    """Kill a process; False if it belongs to another user and must not be waited for."""
+    """Kill a process; return False if it belongs to another user, because it must not be waited for."""
     try:
         os.kill(pid, signal.SIGKILL)
     except OSError:
@@ -312,7 +312,7 @@ def process_space() -> str | None:
 
 
 def process_started(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None if that cannot be read.
+    """Return the start time of a process, in clock ticks since boot; None if it cannot be read.
 
     A later process with the same pid has a different value.
     """

@@ -1,4 +1,4 @@
-"""Deletes large payload that no row needs any more, a page at a time.
+"""Deletes large payloads that no row needs any more, a page at a time.
 
 Any worker whose application has a store may do this, even two workers at the same time.
 """
@@ -34,7 +34,7 @@ class PayloadSweep:
         self._deleting: threading.Thread | None = None
 
     def sweep(self, pipeline: Pipeline, failures: Failures) -> bool:
-        """Check the objects of one page; True if there may be further objects."""
+        """Check the objects of one page; return True if there may be further objects."""
         if self._config.store is None or not pipeline.run([RETENTION])[0][0].leads:
             return False
         page = sweep_payloads(self._after, ORPHAN_SECONDS, SWEEP_BATCH)
@@ -45,7 +45,9 @@ class PayloadSweep:
         return self._after != FIRST
 
     def _delete_outside(self) -> None:
-        """A thread does this, because a store that does not answer must not delay the worker's heartbeat."""
+        """A thread deletes the objects, because a store that does not respond must not delay the worker's
+        heartbeat.
+        """
         if self._deleting is None or not self._deleting.is_alive():
             self._deleting = threading.Thread(
                 target=delete_released, args=(self._config,), name="horsies-payloads", daemon=True
@@ -60,6 +62,6 @@ def delete_released(config: PostgresConfig) -> None:
         while PayloadKeeper(database).delete_released():
             pass
     except psycopg.Error as error:
-        logger.warning("large payload is deleted later: %s", describe(error))
+        logger.warning("large payloads are deleted later: %s", describe(error))
     finally:
         database.close()

@@ -1,9 +1,7 @@
-"""The worker's own address for monitoring: ``/metrics`` for Prometheus, ``/livez`` and ``/readyz`` for
-probes.
-
-A thread serves it, so that a probe is answered while the loop waits or hangs. The thread only reads
-counters, and the loop never waits for it. A scrape takes 1 ms of interpreter time, or 70 ms with 200 task
-names; the loop gets its turns in between.
+"""The worker's HTTP address for monitoring: ``/metrics`` for Prometheus, ``/livez`` and ``/readyz`` for
+probes. A thread serves the address, so that probes get a response while the loop waits or hangs. The thread
+only reads counters, and the loop never waits for it. A scrape takes 1 ms of interpreter time, or 70 ms with
+200 task names; the loop can run in between.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ _MEGABYTE = 1024 * 1024
 
 
 class Answer(NamedTuple):
-    """The answer to an HTTP request."""
+    """The response to an HTTP request."""
 
     status: int
     body: bytes
@@ -46,7 +44,7 @@ class Answer(NamedTuple):
 
     @classmethod
     def line(cls, text: str, *, ok: bool) -> Answer:
-        """A probe's answer as one line of text."""
+        """Return the response to a probe, as one line of text."""
         return cls(200 if ok else 503, f"{text}\n".encode())
 
 
@@ -60,7 +58,7 @@ class AddressError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """A worker's state at one moment. ``awake_by`` is when its loop should run again."""
+    """A worker's state at one moment. ``awake_by`` is the time by which its loop should run again."""
 
     awake_by: float
     has_started: bool
@@ -78,7 +76,9 @@ class Vitals:
 
 
 def judge_liveness(vitals: Vitals, now: float) -> Answer:
-    """Report a failure if the loop hangs. A lost database is not a reason to restart a worker."""
+    """Report a failure if the loop hangs. A lost database is not reported, because a restart of the worker
+    would not help.
+    """
     late = now - vitals.awake_by
     if vitals.has_started and late > STALL_SECONDS:
         return Answer.line(f"the loop has not run for {late:.0f} s", ok=False)
@@ -161,7 +161,7 @@ def worker_routes(
 
 
 def scraped(values: Iterable[Value], accept: str) -> Answer:
-    """Return the answer to a scrape."""
+    """Return the response to a scrape."""
     return Answer(200, *exposition(values, accept))
 
 
@@ -189,8 +189,8 @@ def serving(host: str, port: int, routes: Routes) -> Iterator[int]:
 class _Server(ThreadingHTTPServer):
     """Answers every request in its own thread, so that a slow client does not delay a probe.
 
-    A new connection beyond the limit ends the oldest connection, because slow clients must not use up the
-    worker's threads and files.
+    A new connection beyond the limit closes the oldest connection, so that slow clients cannot use up the
+    worker's threads and descriptors.
     """
 
     daemon_threads = True

@@ -1,10 +1,10 @@
 """Frames between the worker's parent process and its children: assignments to a child, reports back.
 
-A frame consists of a four-byte length, a byte for its kind, fixed numbers (including the lengths of the
-texts in characters), and the texts in UTF-8, one after another. Decoding never builds objects from names.
-Whatever bytes a child writes, the parent either reads one of the values below or raises
-``ProtocolError``, and then loses only that child. Each of a child's frames begins with a mark, random
-bytes that only this child has, so that bytes written to the socket by task code can be skipped.
+A frame consists of a four-byte length, a byte for its kind, fixed numbers (including the lengths of the texts
+in characters), and the texts in UTF-8, one after another. Decoding never builds objects from names. For any
+bytes from a child, the parent either decodes one of the values below or raises ``ProtocolError``, which costs
+only that child. Each of a child's frames begins with a mark, random bytes that only this child has, so that
+bytes written to the socket by task code can be skipped.
 
 Assignments are numbered from 1 in each child, at the beginning and at the end of their frame. Task code
 can read data that the worker has sent to its child; the numbers show the child which frames are missing
@@ -41,8 +41,8 @@ LAST_NUMBER = (1 << 63) - 1
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames; the first three, BATCH, SHARE and STOP_TASK are sent to the child; the others
-    are sent back.
+    """The kinds of frames. The first three kinds, BATCH, SHARE and STOP_TASK are sent to a child; all other
+    kinds are sent by it.
     """
 
     BOOT = 1
@@ -54,13 +54,13 @@ class FrameKind(IntEnum):
     HOOK_FAILED = 8
     BOOT_FAILED = 9
     TASK_STOPPED = 22
-    # These kinds are for children that run several coroutines at a time.
+    # The following kinds are for children that run several coroutines at a time.
     SHARE = 20
     STOP_TASK = 21
     PROGRESS = 23
     LOOP_BLOCKED = 24
     TASK_UNSTARTED = 25
-    # The next assignments, from the first number in the frame to the second, run in one call.
+    # The assignments with the numbers from the first to the second in the frame run in one call.
     BATCH = 26
 
 
@@ -75,7 +75,7 @@ class ProgressReport(NamedTuple):
 
 
 class ProtocolError(Exception):
-    """The bytes on a child's socket are not a frame that this side may receive."""
+    """The bytes on a child's socket are not a valid frame for their receiver."""
 
 
 class NodeInput(NamedTuple):
@@ -90,7 +90,7 @@ class NodeInput(NamedTuple):
 
 
 class NodePart(NamedTuple):
-    """The part that an assignment has in a workflow: its run, its node, and the results that it takes.
+    """The workflow data of an assignment: its run, its node, and the results that it takes.
 
     `inputs_json` maps parameters and context members to nodes. Only an expansion needs the root of the
     run and its depth.
@@ -120,7 +120,7 @@ class Assignment(NamedTuple):
 
 
 def assignment_of(task: ClaimedTask, node: NodePart | None = None) -> Assignment:
-    """Return a task's assignment; `node` is its part in a workflow, with its inputs."""
+    """Return a task's assignment; `node` is its workflow data, with its inputs."""
     return Assignment(
         task.id,
         task.generation,
@@ -137,21 +137,21 @@ def assignment_of(task: ClaimedTask, node: NodePart | None = None) -> Assignment
 class TransactionEnd(IntEnum):
     """The end of a task's transaction (``tx``), in which the child records the outcome."""
 
-    # There was no transaction, or it was rolled back: the worker records the outcome.
+    # The task had no transaction, or it was rolled back: the worker records the outcome.
     NONE = 0
     RECORDED = 1
     # The task belongs to another worker; the transaction was rolled back.
     LOST = 2
-    # The connection was lost during COMMIT: only the database knows.
+    # The connection was lost during COMMIT: the worker must read the database to find out the outcome.
     DOUBT = 3
 
 
 class ChildReport(NamedTuple):
     """The outcome of an assignment: the encoded result, and the code and message of an error.
 
-    ``was_called`` is False if the child could not call the function because the stored call does not fit
-    it: another release of the application may be able to. The class names of an exception and the seconds
-    of a RetryLater are needed to decide about a retry.
+    ``was_called`` is False if the child could not call the function because the stored call does not fit it:
+    another release of the application may be able to. The class names of an exception and the seconds of a
+    RetryLater decide about a retry.
     """
 
     task_id: str
@@ -166,11 +166,11 @@ class ChildReport(NamedTuple):
     # The attempt's span as a W3C traceparent, if the application uses tracing.
     traceparent: str | None = None
     transaction: TransactionEnd = TransactionEnd.NONE
-    # What the run of a durable function waits for, if it has left its child without an outcome.
+    # The wait of a durable run that has left its child without an outcome.
     park: ParkRequest | None = None
     # Where an exception was raised, for the fingerprint of the failure.
     origin: Origin = NO_ORIGIN
-    # What the attempt has logged, if the application keeps that.
+    # The lines that the attempt has logged, if the application keeps them.
     log: CapturedLog | None = None
 
 
@@ -186,12 +186,11 @@ def with_transaction(outcome: Outcome, report: ChildReport) -> Outcome:
 class ChildBoot:
     """The settings with which a child or the fork server starts, passed as JSON to a fresh interpreter.
 
-    ``program`` names the function that loads the application and returns the child's ``Program``. The
-    fork server forks the first ``forks_singly`` children one by one, and later ones ``forks_ahead`` at a
-    time. The guard finds the processes to kill by ``guard_mark``; 0 means that there is no guard. With
-    ``shares_terminal`` the child stays in the worker's session and keeps its standard input.
-    ``worker_id`` names the owner of the tasks, which a child needs to record an outcome in a task's
-    transaction.
+    ``program`` names the function that loads the application and returns the child's ``Program``. The fork
+    server forks the first ``forks_singly`` children one by one, and later children ``forks_ahead`` at a time.
+    The guard finds the processes to kill by ``guard_mark``; 0 means that there is no guard. With
+    ``shares_terminal`` the child stays in the worker's session and keeps its standard input. A child needs
+    ``worker_id``, the owner of the tasks, to record an outcome in a task's transaction.
     """
 
     app_locator: str
@@ -224,10 +223,10 @@ _NO_TEXT = 0xFFFFFFFF
 # fields.
 _SUCCESS = 1
 _NO_TIMEOUT = -1
-# Ten years; limited because an attempt's start is computed from its run time.
+# The maximum run time, ten years. It is limited because an attempt's start is computed from its run time.
 _RUN_MICROSECONDS_MAX = 10 * 366 * 86_400 * 10**6
 
-# The longest frame of each kind: a frame that declares a greater length is rejected.
+# The maximum length of each kind of frame; a frame that declares a greater length is rejected.
 _LONGEST: dict[int, int] = dict.fromkeys(FrameKind, 1 << 26)
 _LONGEST |= dict.fromkeys((FrameKind.BOOT, FrameKind.ASSIGN, FrameKind.REPORT), MAX_FRAME_BYTES)
 for _kind in (FrameKind.STOP, FrameKind.HELLO, FrameKind.READY, FrameKind.SHARE, FrameKind.BATCH):
@@ -301,8 +300,8 @@ def decode_assignment(frame: bytes) -> Assignment:
 
 
 def _node_texts(node: NodePart) -> tuple[str, str]:
-    """Return a header that describes the task's part in a workflow, followed by the texts of the results.
-    Results may be large, so the parent neither parses nor rewrites them.
+    """Return a header with the task's workflow data, followed by the texts of the results. Results may be
+    large, so the parent neither parses nor rewrites them.
     """
     sources = [(*source[:3], len(source.result), *source[4:]) for source in node.sources]
     place = (node.workflow_id, node.task_index, node.root_workflow_id, node.depth)
@@ -322,9 +321,7 @@ def _node_part(texts: str, start: int, head_size: int) -> NodePart:
             begin, end = end, end + size
             sources.append(NodeInput(index, kind, task_name, texts[begin:end], key, summary))
     except (ValueError, TypeError, RecursionError) as error:
-        raise ProtocolError(
-            "malformed assignment: its part in a workflow cannot be read"
-        ) from error
+        raise ProtocolError("malformed assignment: its workflow data cannot be read") from error
     if end != len(texts):
         raise ProtocolError("malformed assignment: its texts do not add up to its length")
     return NodePart(workflow_id, task_index, inputs_json, tuple(sources), root_workflow_id, depth)
@@ -532,16 +529,14 @@ def decode_boot(frame: bytes) -> tuple[ChildBoot, int]:
 
 
 def receive_boot(connected: socket.socket) -> tuple[ChildBoot, int] | None:
-    """Wait for the boot frame, and read no byte after it; None if the worker is gone."""
+    """Wait for the boot frame, and read no byte after it; None if the worker has ended."""
     length = connected.recv(4, socket.MSG_WAITALL)
     body = connected.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
     return decode_boot(length + body) if body else None
 
 
 class FrameBuffer:
-    """Cuts a stream of bytes into frames, wherever the socket has split the stream; `mark` precedes each
-    frame.
-    """
+    """Splits a stream of bytes, received in arbitrary pieces, into frames; `mark` precedes each frame."""
 
     __slots__ = ("_mark", "has_foreign_bytes", "pending")
 
@@ -553,7 +548,7 @@ class FrameBuffer:
         self.has_foreign_bytes = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the frames that `data` completes, in order, and keep the incomplete rest."""
+        """Return the frames that are complete with `data`, in order, and keep the incomplete rest."""
         mark = self._mark
         start = len(mark)
         if (

@@ -234,7 +234,7 @@ class Permits:
         self._ahead: int | None = None
 
     def allows(self, number: int) -> bool:
-        """Whether the task with this number may start; False if its permit is gone."""
+        """Return whether the task with this number may start; False if its permit is gone."""
         held = self._ahead
         if held is None:
             try:

@@ -547,7 +547,7 @@ def _steps(claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest) 
 
 
 def _needs_claim(claimer: Claimer, request: TurnRequest) -> bool:
-    """Whether the statement that claims is needed: to claim, or to notify other workers of places that
+    """Return whether the statement that claims is needed: to claim, or to notify other workers of places that
     this turn frees.
     """
     frees_places = (claimer.is_capped and request.freed) or request.freed_lanes

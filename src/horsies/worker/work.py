@@ -133,7 +133,7 @@ def _last_attempts(refused: Sequence[Outcome]) -> Iterator[_Attempt]:
 
 
 def _ends_nodes(outcomes: Iterable[Outcome]) -> bool:
-    """Whether the outcomes may advance workflows, and so create tasks."""
+    """Return whether the outcomes may advance workflows, and so create tasks."""
     return any(map(RUN_OF, outcomes))
 
 
@@ -209,8 +209,8 @@ class Work:
         return step == "stop"
 
     def _is_calm(self) -> bool:
-        """Whether this worker owns no task, apart from those with refused outcomes, and knows of no due
-        task.
+        """Return whether this worker owns no task, apart from those with refused outcomes, and knows of no
+        due task.
         """
         ledger = self._dispatcher.ledger
         if ledger.count() > ledger.count(REFUSED) or self.has_turn():
@@ -231,7 +231,7 @@ class Work:
         return min(claim_at, others_at, self._maintenance.heartbeat.wake_ups.pass_at)
 
     def has_turn(self) -> bool:
-        """Whether there is anything to record, release, start or claim right now."""
+        """Return whether there is anything to record, release, start or claim right now."""
         ledger = self._dispatcher.ledger
         by_state = ledger.by_state
         if by_state[ENDED] or by_state[UNCALLED] or ledger.needs_release or self._maintenance.pings:

@@ -266,7 +266,7 @@ class TaskProgress:
 
 
 class StoredLog(NamedTuple):
-    """The lines that an attempt has logged. ``dropped`` is the number of lines left out after line
+    """The lines that an attempt has logged. ``dropped`` is the number of lines omitted after line
     ``cut_after`` of the body.
     """
 

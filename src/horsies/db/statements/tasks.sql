@@ -1,12 +1,12 @@
 -- Statements on horsies_tasks and horsies_task_attempts, in the order in which a task usually needs them. Statements
 -- that run in a caller's transaction use the caller's search_path, so their operands are cast to the exact types of the
--- built-in operators and functions. Then no operator or function in another schema can be a better match.
+-- built-in operators and functions: otherwise an operator or function in another schema could be a better match.
 
 -- name: insert_task
 -- Nothing -> PENDING. No row is returned if the id or the idempotency key is already in use; the caller then compares
 -- fingerprints. Except for sent_at and "at", times are on the database's clock and count from the send, because a
--- caller's transaction may have begun long before the send. A time in the past means now, so that the task does not
--- overtake others.
+-- caller's transaction may have begun long before the send. A time in the past counts as the current time, so that the
+-- task does not overtake others.
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
     good_until, max_retries, task_options, timeout_ms, enqueue_sha, idempotency_key, idempotency_sha,
@@ -32,10 +32,10 @@ SELECT horsies_debounce_v1(
     %(idempotency_sha)s, %(lane_key)s)::text AS id
 
 -- name: insert_new_tasks
--- Nothing -> PENDING for many rows of one task: values that all rows share are sent once, the other values as columns
--- with one value per line (JSON text has no line feeds, and the driver needs ten times as long to write an array). The
--- ids are new, so conflicts are not checked; such a check would take 3 of 12 microseconds per row. All statements of
--- one transaction together send a single notification, because PostgreSQL merges equal notifications.
+-- Nothing -> PENDING for many rows of one task. Values that all rows share are sent once; other values are sent as
+-- columns with one value per line, because JSON text has no line feeds and the driver needs ten times as long to write
+-- an array. The ids are new, so there is no check for conflicts, which would take 3 of 12 microseconds per row. The
+-- statements of one transaction together send a single notification, because PostgreSQL merges equal notifications.
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
     good_until, max_retries, task_options, timeout_ms, retention, enqueue_sha, burst, lane_key, lane, held)
@@ -79,11 +79,11 @@ WITH inserted AS (
 SELECT count(*) AS inserted FROM inserted
 
 -- name: find_sent_tasks
--- The tasks that conflict with an insert: fingerprints by primary key.
+-- Tasks that conflict with an insert, with their fingerprints, by primary key.
 SELECT id::text, enqueue_sha FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: find_idempotent_task
--- The holder of this idempotency key, by the unique index on (task_name, idempotency_key).
+-- The task that holds this idempotency key, by the unique index on (task_name, idempotency_key).
 SELECT id::text, idempotency_sha FROM horsies_tasks
 WHERE task_name::text = %(task_name)s::text AND idempotency_key = %(idempotency_key)s::text
 
@@ -102,8 +102,8 @@ SELECT id::text, task_name, status, result, failed_reason, error_code
 FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: read_task
--- One task for handle.info, by primary key; the result and the reason of the failure, which can be large, only on
--- request.
+-- One task for handle.info, by primary key. The result and the reason for the failure can be large and are returned
+-- only on request.
 SELECT id::text AS task_id, task_name, status, queue_name, priority, retry_count, max_retries, next_retry_at,
     sent_at, enqueued_at, claimed_at, started_at, completed_at, failed_at, worker_hostname, worker_pid,
     worker_process_name, error_code,
@@ -129,5 +129,5 @@ FROM horsies_task_attempts WHERE task_id = %(id)s::uuid ORDER BY attempt DESC
 SELECT attempt, done, total, note, reported_at FROM horsies_task_progress WHERE task_id = %(id)s::uuid
 
 -- name: cancel_tasks
--- Cancel waiting tasks and, if "running" is set, ask RUNNING tasks to stop; see horsies_cancel_tasks_v1.
+-- Cancel waiting tasks and, if "running" is set, request RUNNING tasks to stop; see horsies_cancel_tasks_v1.
 SELECT id::text, was_status, applied FROM horsies_cancel_tasks_v1(%(ids)s::uuid[], %(running)s::boolean)

@@ -10,13 +10,13 @@ TRANSACTIONS = StatementFile("transactions.sql")
 
 
 class Requirement(NamedTuple):
-    """A check that must be met before the COMMIT; a check that is not met is an error."""
+    """A check before the COMMIT; if it fails, the statement raises an error."""
 
     met: int
 
 
 class Role(NamedTuple):
-    """The settings for the rest of the transaction: the role of the session, and generic plans."""
+    """Settings for the rest of the transaction: the role of the session, and generic plans."""
 
     role: str
     plan_mode: str
@@ -28,8 +28,8 @@ class Setting(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Checks that the transaction is still the one that the library began. From then on, the transaction
-    uses generic plans and the role of the session.
+    """Checks that this is still the transaction that the library began, and restores generic plans and the
+    role of the session for the rest of it.
     """
 
     met: int

@@ -41,8 +41,8 @@ class ClaimTasks(NamedTuple):
     # Whether to search again from the start of the queue if the search behind the marks found too few
     # tasks.
     looks_everywhere: bool = True
-    # How many of the claimed tasks may be of any kind; further tasks wait behind others in a child and
-    # must be short. None means that all may be of any kind.
+    # How many of the claimed tasks may be of any kind. Further tasks wait behind others in a child and must
+    # be short. None means that all claimed tasks may be of any kind.
     idle: int | None = None
     short_names: Sequence[str] = NOTHING
     # True for tasks of "async def" functions only, False for all other tasks, None for both kinds.
@@ -130,8 +130,8 @@ class ClaimedTask(NamedTuple):
     workflow_node_index: int | None = None
     workflow_item_index: int | None = None
     workflow_inputs: str | None = None
-    # The task's position in its queue. The time is kept as text, exactly as PostgreSQL writes it, because
-    # it must be sent back unchanged.
+    # The task's position in its queue. The time is kept as the text that PostgreSQL returned, because it must
+    # be sent back unchanged.
     priority: int = 0
     enqueued_at: str = ""
     # The columns that only the task's own code may read; see horsies_claim_v1.
@@ -192,7 +192,7 @@ class CompleteTasks(NamedTuple):
     ids: Sequence[str]
     generations: Sequence[int]
     results: Sequence[str]
-    # How many microseconds each attempt ran; with None, the stored start of the attempt is kept.
+    # How many microseconds each attempt ran; None keeps the stored start of the attempt.
     runs_us: Sequence[int | None] = NOTHING
 
 

@@ -1,7 +1,7 @@
--- Statements of a worker's turn. Each statement that changes a task requires the status it starts from, the owner and
--- the generation; a row that does not match belongs to another worker now. The guards are opaque statuses, and values
--- are found by position, so no call may list a task twice: see "Plans made on an empty table" in
--- functions/20_claim.sql. In the statements that recovery uses too, a NULL owner matches a row without an owner.
+-- Statements of a worker's turn. Each statement that changes a task requires the old status, the owner and the
+-- generation; a row that does not match now belongs to another worker. The conditions use the idioms "opaque status"
+-- and "by position", so no call may list a task twice: see "Plans made on an empty table" in functions/20_claim.sql. In
+-- statements that recovery uses too, a NULL owner matches a row without an owner.
 
 -- name: complete_tasks
 -- RUNNING -> COMPLETED with the result, and the attempt row, in one statement. A task may have waited in its child
@@ -28,17 +28,18 @@ ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
 -- name: find_completed
--- Which of these attempts their child has recorded as a success in the task's transaction. This runs after the
--- statements that would record another outcome, because those statements wait until the child's transaction has ended.
+-- The attempts in this list that their child has recorded as a success in the task's transaction. This query must
+-- follow the statements that would record a different outcome, because those statements wait until the child's
+-- transaction has ended.
 SELECT task.id::text AS task_id FROM horsies_tasks AS task
 WHERE task.id = ANY(%(ids)s::uuid[]) AND task.status = 'COMPLETED'
   AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
 
 -- name: retry_tasks
--- RUNNING -> PENDING, due after the delay, and the attempt row. A retry that would start at or after good_until does
--- not match here; fail_tasks, which runs next on the same rows, fails that task. For a task without a policy,
--- "max_retries" raises the limit to that of the rule that retries the task; for a task that returns to its queue
--- because its worker stops, it raises the limit by one.
+-- RUNNING -> PENDING, due after the delay, and the attempt row. A task whose retry would start at or after good_until
+-- does not match; fail_tasks, which runs next on the same rows, fails it. For a task without a policy, "max_retries"
+-- raises the limit to that of the rule that retries the task; for a task that returns to its queue because its worker
+-- stops, it raises the limit by one.
 WITH report AS MATERIALIZED (
     SELECT ARRAY(
         SELECT clock_timestamp() + delay * interval '1 second'
@@ -130,8 +131,8 @@ RETURNING task_id::text
 
 -- name: start_tasks
 -- CLAIMED -> RUNNING for tasks claimed ahead of time, each in a child that is now idle, if the lease is still valid and
--- no pause has taken the task back. Tasks that do not match were lost or released: their code has not started, so no
--- attempt is recorded.
+-- no pause has returned the task to its queue. Tasks that do not match were lost or released: their code has not
+-- started, so no attempt is recorded.
 UPDATE horsies_tasks AS task SET
     status = 'RUNNING', claimed = false, claim_expires_at = NULL, started_at = clock_timestamp(),
     worker_pid = (%(pids)s::integer[])[array_position(%(ids)s::uuid[], task.id)],
@@ -171,11 +172,11 @@ FROM horsies_claim_batch_v1(
     %(refused_ids)s::uuid[], %(refused_by)s::text[])
 
 -- name: claim_unresolvable
--- PENDING -> RUNNING without a child, so that this worker can fail the tasks: tasks that have been due for the grace
--- period, and whose name no worker on their queue has known for that long. A worker that registered no names may know
--- any task. Runs of durable functions are left out, because they wait for a worker that has their function. If all
--- names are known to some worker, no task row is read. If a batch of failures is refused, its tasks are tried one at a
--- time, with "only" restricting the statement to one task.
+-- PENDING -> RUNNING without a child, so that this worker can fail tasks that have been due for the grace period and
+-- whose name no worker on their queue has known during it. A worker that registered no names may know any task. Runs of
+-- durable functions are left out, because they wait for a worker that has their function. If every name is known to a
+-- worker, no task row is read. If a batch of failures is refused, its tasks are tried one at a time, with "only"
+-- restricting the statement to one task.
 WITH unresolvable AS MATERIALIZED (
     SELECT queue.name AS queue_name, task.name AS task_name
     FROM unnest(%(queues)s::text[]) AS queue (name) CROSS JOIN unnest(%(names)s::text[]) AS task (name)
@@ -220,10 +221,10 @@ RETURNING task.id::text, task.generation, task.task_name, task.queue_name, task.
 
 -- name: release_unstarted
 -- RUNNING -> PENDING for tasks that this worker claimed but never gave to a child: the COMMIT of a claim was in doubt,
--- or no child could take them. The attempts that the worker still holds are listed with their generation, so that an
--- older attempt does not protect a later claim. User code has not started, so no attempt is counted. A task whose
--- cancellation was accepted in the meantime is cancelled instead; for that reason the roots of the tasks' workflows are
--- locked first (forced step). A cancelled run of a durable function begins its clean-up instead, if it has one.
+-- or no child could take them. The attempts that the worker still holds are excluded by id and generation, so that an
+-- older attempt does not protect a later claim. User code has not started, so no attempt is counted. A task with an
+-- accepted cancellation is cancelled instead; for that reason the roots of the tasks' workflows are locked first
+-- (forced step). A cancelled run of a durable function begins its clean-up, if it has one.
 WITH held AS MATERIALIZED (
     SELECT * FROM unnest(%(held_ids)s::uuid[], %(held_generations)s::integer[]) AS held (id, generation)),
 roots AS MATERIALIZED (
@@ -282,21 +283,22 @@ WHERE task.id = ANY(ARRAY(
 RETURNING task.id::text
 
 -- name: seconds_until_due
--- How long an idle worker may sleep; see horsies_seconds_until_due_v1.
+-- The seconds that an idle worker may sleep; see horsies_seconds_until_due_v1.
 SELECT seconds, looked_at, overdue, NULL::float8 AS start_seconds,
     CASE WHEN %(last_look)s::timestamptz IS NULL THEN horsies_keyed_queues(%(queues)s::text[]) END AS keyed
 FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
 
 -- name: seconds_until_rated
--- How long a worker may sleep whose queues have rates; also returns when a queue that its rate holds back may start a
--- task again.
+-- The seconds that a worker may sleep if its queues have rates, and the time at which a queue that is held back by its
+-- rate may start a task again.
 SELECT seconds, looked_at, overdue,
     horsies_seconds_until_start_v1(%(queues)s::text[], %(last_look)s::timestamptz) AS start_seconds,
     CASE WHEN %(last_look)s::timestamptz IS NULL THEN horsies_keyed_queues(%(queues)s::text[]) END AS keyed
 FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
 
 -- name: look_at_keys
--- Make tasks with keys due whose time has come, and return when the next one becomes due; see horsies_look_at_keys_v1.
+-- Move tasks with keys whose time has come to their lanes, and return when the next such task becomes due; see
+-- horsies_look_at_keys_v1.
 SELECT seconds, queues, promoted FROM horsies_look_at_keys_v1(%(queues)s::text[], %(limit)s)
 
 -- name: find_cancel_requests
@@ -316,7 +318,7 @@ WHERE task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 
 RETURNING task_id::text
 
 -- name: renew_claims
--- Extend the leases of the prefetched tasks that this worker holds; other leases lapse.
+-- Extend the leases of the prefetched tasks that this worker holds.
 UPDATE horsies_tasks AS task SET
     claim_expires_at = clock_timestamp() + %(lease_ms)s::integer * interval '1 millisecond',
     updated_at = clock_timestamp()

@@ -2,8 +2,8 @@
 
 -- name: store_webhooks
 -- Store which events the application's webhooks subscribe to. A webhook that the application no longer has is deleted
--- when a worker starts after the last worker with that webhook has stopped. Rows without a change are not written.
--- Parameters: the webhooks as JSON, and the queues of the application.
+-- by the first worker that starts after the last worker with that webhook has stopped. Rows without a change are not
+-- written. Parameters: the webhooks as JSON, and the queues of the application.
 WITH configured AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%(webhooks)s::text::jsonb) AS hook (
         name text, events text[], task_names text[], queue_name text, priority integer, max_retries integer,

@@ -19,9 +19,8 @@ class LockKey(NamedTuple):
 
 
 class ClientProbes(NamedTuple):
-    """The server's limits for detecting that a client is gone: the idle seconds before the first probe,
-    the seconds between probes, the number of probes, and the milliseconds for which sent data may stay
-    unacknowledged.
+    """The server's limits for detecting a lost client: the idle seconds before the first probe, the seconds
+    between probes, the number of probes, and the milliseconds for which sent data may stay unacknowledged.
     """
 
     idle_seconds: str
@@ -35,7 +34,9 @@ class Held(NamedTuple):
 
 
 class Presence(NamedTuple):
-    """A worker's row after its heartbeat; ``was_stopped`` is set if others have declared the worker lost."""
+    """A worker's row after its heartbeat; ``was_stopped`` is set if other workers have declared this worker
+    lost.
+    """
 
     worker_id: str
     was_stopped: bool
@@ -44,15 +45,15 @@ class Presence(NamedTuple):
 
 
 class OwnRow(NamedTuple):
-    """A worker's row as the worker itself reads it; ``was_stopped`` is set if others have declared the
-    worker lost.
+    """A worker's row as the worker itself reads it; ``was_stopped`` is set if other workers have declared
+    this worker lost.
     """
 
     was_stopped: bool
 
 
 class WatchedWorker(NamedTuple):
-    """Another worker as an observer sees it: its last heartbeat, its session lock and its process."""
+    """The state of another worker for an observer: its last heartbeat, its session lock and its process."""
 
     worker_id: str
     sign: str
@@ -70,8 +71,8 @@ class FindOwned(NamedTuple):
 
 
 class AbandonedTask(NamedTuple):
-    """A task whose worker is gone, with all values that the decision about a retry needs. The worker is
-    None if a manual edit removed its id from the task.
+    """A task whose worker is dead, with all values that the decision about a retry needs. The worker is None
+    if a manual edit removed its id from the task.
     """
 
     id: str
@@ -211,7 +212,7 @@ def store_worker_state(
     queue_priorities: str,
     queue_max_concurrency: str,
     recovery_config: str,
-    # A list in JSON, with one row for each child.
+    # A JSON list with one entry for each child.
     children: str,
 ) -> None: ...
 @WORKERS.statement

@@ -1,5 +1,6 @@
--- Statements on the workers' own records, and the search for tasks of dead workers by the reaper. The reaper changes no
--- tasks with separate statements: it records outcomes with the workers' statements, on behalf of the dead worker.
+-- Statements on the workers' own records, and the search for tasks of dead workers by the reaper. The reaper has no
+-- separate statements that change tasks: it records outcomes with the workers' statements, on behalf of the dead
+-- worker.
 
 -- name: register_worker
 -- Store a worker's current row. A worker that was declared lost registers again under the same id.
@@ -88,13 +89,12 @@ WHERE (stored.task_rate_seconds, stored.task_rate_burst)
     IS DISTINCT FROM (EXCLUDED.task_rate_seconds, EXCLUDED.task_rate_burst)
 
 -- name: take_worker_lock
--- Take the session lock that proves that this worker is alive; the server releases the lock when this connection is
--- gone.
+-- Take the session lock that proves that this worker is alive; the server releases the lock when this connection ends.
 SELECT pg_try_advisory_lock(%(lock_key)s) AS held
 
 -- name: notice_lost_client
--- Make the server check whether this session's client is still there, because the lock of a worker whose host or
--- network is gone must not be held for hours. This has no effect on Unix sockets.
+-- Make the server check whether this session's client is still reachable, because the lock of a worker with a lost host
+-- or network must not be held for hours. This has no effect on Unix sockets.
 SELECT set_config('tcp_keepalives_idle', %(idle_seconds)s::text, false) AS idle_seconds,
     set_config('tcp_keepalives_interval', %(interval_seconds)s::text, false) AS interval_seconds,
     set_config('tcp_keepalives_count', %(probes)s::text, false) AS probes,
@@ -106,7 +106,7 @@ SELECT current_setting('session_replication_role') = 'replica' AS is_silent
 
 -- name: end_earlier_session
 -- End the session that holds this worker's lock, and wait up to a second until it has ended. A session that only probes
--- the lock holds it in shared mode and is not ended.
+-- the lock holds it in shared mode and is left running.
 SELECT pg_terminate_backend(held.pid, 1000) AS held FROM pg_locks AS held
 WHERE held.locktype = 'advisory' AND held.mode = 'ExclusiveLock' AND held.granted AND held.objsubid = 1
   AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -114,11 +114,11 @@ WHERE held.locktype = 'advisory' AND held.mode = 'ExclusiveLock' AND held.grante
 
 -- name: see_worker
 -- Store this worker's heartbeat. No row is returned if the worker's row was deleted, and a row with a stop time if the
--- worker was declared lost. With "calls", all workers are notified, including this one: if it receives the
--- notification, notifications work. Not every heartbeat does this, because a notification wakes every listening
--- session. The commit does not wait for the disk, which halves the cost of a heartbeat: if the server crashes, losing
--- the latest heartbeat does no harm. Parameters: whether the worker receives notifications, whether it waits for tasks,
--- and whether it sends a notification to test that.
+-- worker was declared lost. With "calls", all workers are notified, including this worker, which thereby tests whether
+-- notifications arrive. Not every heartbeat sends a notification, because it wakes every listening session. The commit
+-- does not wait for the disk, which halves the cost of a heartbeat: if the server crashes, losing the latest heartbeat
+-- does no harm. Parameters: whether the worker receives notifications, whether it waits for tasks, and whether it sends
+-- a notification to test that.
 WITH seen AS (
     UPDATE horsies_workers SET seen_at = clock_timestamp(), hears = %(hears)s, waits = %(waits)s
     WHERE worker_id = %(worker_id)s
@@ -149,14 +149,14 @@ WHERE worker_id = %(worker_id)s AND stopped_at IS NULL
 RETURNING worker_id::text
 
 -- name: watch_workers
--- Other workers' last heartbeats, and whether their session locks are free. Workers form a ring in id order, and the
--- workers of one process space form another. An observer checks the next two workers of each ring regardless of their
--- heartbeats. It also checks those with a late heartbeat among the next hundred (first ring) and the next twenty
--- (second ring): the cost does not grow with the number of workers, and workers that died together with their
--- neighbours are found too. The clock only decides which workers to check; a heartbeat with a time in the future (after
--- the server's clock was set back) counts as late. A probe takes the lock in shared mode, so an observer does not
--- mistake another observer's probe for a live worker. The index horsies_workers_ring contains the open workers in id
--- order. Parameters: the observer, and the age from which a heartbeat is late.
+-- Other workers' last heartbeats, and whether their session locks are free. All workers form a ring in id order, and
+-- the workers of each process space form a second ring. An observer checks the next two workers of each ring regardless
+-- of their heartbeats. Among the next hundred workers (first ring) and the next twenty (second ring), it also checks
+-- those with a late heartbeat, so that the cost does not grow with the number of workers and workers that died together
+-- with their neighbours are found too. The clock only decides which workers to check; a heartbeat with a time in the
+-- future (after the server's clock was set back) counts as late. A probe takes the lock in shared mode, so an observer
+-- does not mistake another observer's probe for a live worker. The index horsies_workers_ring contains the open workers
+-- in id order. Parameters: the observer, and the age from which a heartbeat is late.
 WITH near AS (
     (SELECT ring.*, row_number() OVER () AS place FROM (
         (SELECT worker_id, lock_key, hostname, pid, process_space, process_started, seen_at FROM horsies_workers
@@ -182,7 +182,7 @@ SELECT worker_id::text, seen_at::text AS sign, hostname::text, pid, process_spac
 FROM other ORDER BY seen_at
 
 -- name: find_active_sessions
--- Which of these workers have a session lock held by a session that has executed a statement within the given time.
+-- The workers in this list whose session lock is held by a session that has executed a statement within the given time.
 -- Such a worker is alive, even if its row is locked or the server is too slow for its turns. A role without
 -- pg_read_all_stats sees no times for other roles' sessions. Parameters: workers, and the age of an active session's
 -- latest statement.
@@ -218,8 +218,8 @@ FROM lost WHERE worker.worker_id = lost.worker_id
 RETURNING worker.worker_id::text
 
 -- name: find_abandoned
--- Tasks in flight on these workers, by the in-flight index. Rows locked by another transaction are skipped and found
--- later, because the search must not wait for them.
+-- Tasks in flight on these workers, by the in-flight index. Rows locked by another transaction are skipped and found by
+-- a later search, because this search must not wait for them.
 SELECT id::text, generation, task_name, queue_name, retry_count, max_retries, task_options, worker_pid,
     status, claimed_by_worker_id::text AS worker_id, workflow_id::text
 FROM horsies_tasks
@@ -228,10 +228,10 @@ WHERE status IN ('CLAIMED', 'RUNNING') AND claimed_by_worker_id = ANY(%(worker_i
 ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 
 -- name: find_ownerless
--- Tasks whose worker's row is closed, which the recovery of a lost worker did not finish; and tasks whose worker has no
--- row and that have sent no heartbeat for the threshold of their state. The row may be missing because the worker was
--- never registered, because the row was deleted, or because a manual edit removed the worker's id. A manual edit may
--- even have removed every time. Parameters: the maximum age of the last heartbeat, by state.
+-- Tasks of workers whose row is closed but whose recovery did not finish, and tasks of workers without a row that have
+-- had no heartbeat for the threshold of their state. The row may be missing because the worker was never registered,
+-- because the row was deleted, or because a manual edit removed the worker's id. A manual edit may even have removed
+-- all times of the task. Parameters: the maximum age of the last heartbeat, by state.
 SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.retry_count, task.max_retries,
     task.task_options, task.worker_pid, task.status,
     task.claimed_by_worker_id::text AS worker_id, task.workflow_id::text
@@ -248,7 +248,7 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = ANY(%(statuses)s::
 ORDER BY task.id LIMIT %(limit)s FOR UPDATE OF task SKIP LOCKED
 
 -- name: find_stale
--- Tasks in these states without a heartbeat for this long. The times that count as a heartbeat are the claim, the
+-- Tasks in these states without a heartbeat for the given time. The times that count as a heartbeat are the claim, the
 -- start, the heartbeats of this attempt and the heartbeats of the worker. For a registered worker, which may need time
 -- to reconnect, the start of the server counts too. A worker that holds its session lock is alive.
 WITH locked AS MATERIALIZED (
@@ -272,7 +272,8 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = ANY(%(statuses)s::
 ORDER BY task.id LIMIT %(limit)s
 
 -- name: find_owned
--- Which of these attempts, one per task, the worker still owns (by position, see functions/20_claim.sql).
+-- The attempts in this list, one per task, that the worker still owns (idiom "by position", see
+-- functions/20_claim.sql).
 SELECT task.id::text FROM horsies_tasks AS task
 WHERE task.id = ANY(%(ids)s::uuid[])
   AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
@@ -284,12 +285,12 @@ SELECT queue.name FROM unnest(%(queues)s::text[]) AS queue (name)
 CROSS JOIN LATERAL pg_notify('task_queue_' || queue.name, '') AS woken
 
 -- name: try_lead
--- Take the lock of a job that only one worker does at a time; a worker that does not get the lock leaves the job to the
--- worker that has it. Parameters: a job that one worker does for all, identified by its advisory lock key.
+-- Take the lock of a job that only one worker does at a time; a worker that does not get the lock skips the job.
+-- Parameters: the advisory lock key of the job.
 SELECT pg_try_advisory_xact_lock(1751348596, %(job)s) AS leads
 
 -- name: store_worker_state
--- Store a snapshot of this worker; of its children only the latest state is kept.
+-- Store a snapshot of this worker, and replace the stored state of its children.
 WITH worker AS (
     UPDATE horsies_workers SET children = %(children)s::text::jsonb WHERE worker_id = %(worker_id)s
     RETURNING *)
@@ -323,7 +324,7 @@ DELETE FROM horsies_workers WHERE worker_id = ANY(ARRAY(
 RETURNING worker_id::text AS id
 
 -- name: delete_old_meters
--- Delete the meters of keys whose starts were paid for that long ago: such a meter allows the same starts as no meter.
+-- Delete the meters of keys whose starts were paid for at least this long ago: such a meter has no effect any more.
 DELETE FROM horsies_meters WHERE ctid = ANY(ARRAY(
     SELECT old.ctid FROM horsies_meters AS old
     WHERE old.lane <> 0 AND old.next_at < now() - %(hours)s * interval '1 hour'

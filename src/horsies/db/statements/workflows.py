@@ -36,8 +36,8 @@ class RunId(NamedTuple):
 
 
 class ControlAnswer(NamedTuple):
-    """The answer of a control function: the previous status of the run, another word for the result, or
-    None if the run does not exist.
+    """The return value of a control function: the previous status of the run, a word for the result, or None
+    if the run does not exist.
     """
 
     answer: str | None
@@ -127,7 +127,7 @@ class NodeOutcome(NamedTuple):
 class ResultPart(NamedTuple):
     """The result of an ended node, or of one of its items.
 
-    ``result_bytes`` is the size of the node's whole result; ``result`` is None if that exceeds the limit.
+    ``result_bytes`` is the size of the node's whole result; ``result`` is None if the size exceeds the limit.
     """
 
     workflow_id: str

@@ -1,5 +1,5 @@
--- Statements on workflows. The functions in db/functions advance a run, under its root's lock; the statements here
--- call them and read rows.
+-- Statements on workflows. The functions in db/functions advance a run, under its root's lock; these statements call
+-- the functions and read rows.
 
 -- name: start_runs
 -- Nothing -> RUNNING for any number of runs; see horsies_start_v1.
@@ -8,7 +8,7 @@ SELECT id, created, name, fingerprint FROM horsies_start_v1(%(runs)s::text::json
 
 -- name: lock_runs
 -- Lock the roots of the runs whose tasks this transaction will end. They are locked before the tasks and in id order,
--- so that the holder of a task's row never waits for a run.
+-- so that a transaction that has locked a task's row never waits for a run.
 SELECT root.id::text FROM horsies_workflows AS root
 WHERE root.id = ANY(ARRAY(
     SELECT run.root_workflow_id FROM horsies_workflows AS run WHERE run.id = ANY(%(workflow_ids)s::uuid[])))
@@ -41,7 +41,8 @@ SELECT horsies_cancel_v1(%(id)s::uuid, %(reason)s, %(interrupt)s) AS answer
 SELECT horsies_retry_v1(%(id)s::uuid, %(node_ids)s::text[]) AS answer
 
 -- name: signal_run
--- Deliver a value to a signal node that waits now or later; see horsies_signal_v1. Parameters: value is JSON text.
+-- Deliver a value to a signal node, now or when such a node waits; see horsies_signal_v1. Parameters: value is JSON
+-- text.
 SELECT horsies_signal_v1(%(id)s::uuid, %(name)s, %(value)s) AS answer
 
 -- name: list_signal_names
@@ -50,12 +51,11 @@ SELECT DISTINCT signal_name AS name FROM horsies_workflow_tasks
 WHERE workflow_id = %(id)s::uuid AND kind = 'signal' ORDER BY signal_name
 
 -- name: read_run_status
--- Only the status of a run, by primary key.
+-- The status of a run, by primary key.
 SELECT status FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: read_runs
--- Runs for any number of waiters at the same time, by primary key. Parameters: results larger than max_bytes are
--- omitted.
+-- Runs for any number of simultaneous waiters, by primary key. Parameters: results larger than max_bytes are omitted.
 SELECT run.id::text, run.name, run.definition_key, run.status, run.error, found.bytes AS result_bytes,
     found.result, output.node_id AS output_node_id
 FROM horsies_workflows AS run CROSS JOIN LATERAL horsies_run_result_v1(run, %(max_bytes)s::bigint) AS found
@@ -118,8 +118,8 @@ WHERE run.id = %(id)s::uuid
 
 -- name: read_results
 -- The results of nodes that have ended: one row per node, or one row per item if the result is a list of item results.
--- Sizes are summed first: for a node above "max_bytes", and for nodes beyond the first "max_bytes" of the others, only
--- the size is returned, in one row. The texts are read last, so that they are not part of a sort. Parameters: the nodes
+-- Sizes are summed first. Only the size is returned, in one row, for a node above "max_bytes" and for all nodes after
+-- the sum has reached "max_bytes". The texts are read last, so that they are not part of a sort. Parameters: the nodes
 -- whose results are read, as columns, and how many bytes of results to read.
 WITH wanted AS MATERIALIZED (
     SELECT node.workflow_id, node.task_index, node.status, node.kind, node.task_name, node.sub_definition_key,
@@ -151,8 +151,7 @@ summed AS (
 SELECT part.workflow_id::text, part.task_index, part.item_index, part.status, part.kind, part.task_name,
     part.sub_definition_key, part.sub_workflow_summary, part.result_bytes,
     CASE WHEN part.fits THEN coalesce(
-        -- Nearly every result comes from a task, so the result is read here directly: a function call would take twice
-        -- the time.
+        -- Nearly every result comes from a task and is read directly: a function call would take twice the time.
         (SELECT coalesce(task.result, horsies_task_result_v1(task)) FROM horsies_tasks AS task
          WHERE task.id = part.task_id),
         (SELECT horsies_node_result_v1(node) FROM horsies_workflow_tasks AS node
@@ -160,11 +159,11 @@ SELECT part.workflow_id::text, part.task_index, part.item_index, part.status, pa
 FROM summed AS part WHERE part.fits OR coalesce(part.item_index, 0) = 0
 
 -- name: read_places
--- The positions of runs in their trees: an expansion passes the position of its run on to the run that it plans.
+-- The positions of runs in their trees; an expansion passes the position of its run to the run that it plans.
 SELECT id::text, root_workflow_id::text, depth FROM horsies_workflows WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: read_tree
--- A run and its descendants, parents first; a very large family is cut off.
+-- A run and its descendants, parents first; a very large tree is truncated.
 WITH family AS MATERIALIZED (SELECT horsies_family_v1(%(id)s::uuid) AS id LIMIT %(limit)s::integer)
 SELECT run.id::text, run.name, run.status, run.definition_key, run.workflow_key, run.on_error, run.error,
     run.matched_case, run.parent_workflow_id::text, run.parent_task_index, run.root_workflow_id::text,
@@ -175,8 +174,8 @@ FROM horsies_workflows AS run WHERE run.id IN (SELECT family.id FROM family)
 ORDER BY run.depth, run.created_at, run.id
 
 -- name: read_tree_nodes
--- The nodes of these runs in order, with the columns that a picture shows; no results. A sleep or signal node counts as
--- started when it starts to wait, because its task runs only after the wait.
+-- The nodes of these runs in order, with the columns for a drawing of the graph and without results. A sleep or signal
+-- node counts as started when it starts to wait, because its task runs only after the wait.
 SELECT node.workflow_id::text, node.task_index, node.node_id, node.kind, node.task_name, node.dependencies,
     node.join_type, node.min_success,
     CASE WHEN node.status = 'ENQUEUED' AND (task.status = 'RUNNING' OR task.retry_count > 0) THEN 'RUNNING'
@@ -198,7 +197,7 @@ WHERE node.workflow_id = ANY(%(ids)s::uuid[])
 ORDER BY node.workflow_id, node.task_index
 
 -- name: count_nodes_by_status
--- The number of a run's nodes with each status, for a run that is too large to be drawn.
+-- The number of a run's nodes by status, for a run that is too large to draw.
 SELECT node.status::text, count(*) AS nodes FROM horsies_workflow_tasks AS node
 WHERE node.workflow_id = %(id)s::uuid GROUP BY node.status ORDER BY node.status
 
@@ -228,7 +227,7 @@ WHERE (item.is_well, item.item_index) > (%(after_well)s::boolean, %(after_index)
 ORDER BY item.is_well, item.item_index LIMIT %(limit)s::integer
 
 -- name: find_run_problems
--- The problems of one open run, like find_broken_runs for all runs.
+-- The problems of one open run; find_broken_runs returns those of all runs.
 SELECT %(id)s::text AS id, problem FROM horsies_problems_v1(%(id)s::uuid) AS problem LIMIT %(limit)s::integer
 
 -- name: list_newest_runs
@@ -252,7 +251,7 @@ WHERE (cardinality(%(statuses)s::text[]) = 0 OR newest.status = ANY(%(statuses)s
 ORDER BY newest.created_at DESC, newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_run_window
--- Where the window of list_newest_runs ends: the last run inside the window and the first run beyond it; fewer rows at
+-- The end of the window of list_newest_runs: the last run inside the window and the first run beyond it; fewer rows at
 -- the end of the table.
 SELECT run.id::text, run.created_at FROM horsies_workflows AS run
 WHERE (run.created_at, run.id) < (%(before_at)s::timestamptz, %(before_id)s::uuid)
@@ -260,7 +259,7 @@ WHERE (run.created_at, run.id) < (%(before_at)s::timestamptz, %(before_id)s::uui
 ORDER BY run.created_at DESC, run.id DESC OFFSET %(window)s::integer - 1 LIMIT 2
 
 -- name: list_open_runs
--- The newest open runs, however old, from the index on open runs, up to the limit for each status.
+-- The newest open runs, regardless of age, from the index on open runs, up to the limit for each status.
 SELECT run.id::text, run.name, run.status, run.definition_key, run.workflow_key, run.parent_workflow_id::text,
     run.total_nodes, run.open_nodes, run.failed_nodes,
     coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code')
@@ -278,7 +277,7 @@ FROM unnest(%(statuses)s::text[]) AS wanted (status) CROSS JOIN LATERAL (
 ORDER BY run.created_at DESC, run.id DESC LIMIT %(limit)s::integer
 
 -- name: read_run_position
--- When a run was started: the position after which a list continues.
+-- The start time of a run, which is the position after which a list continues.
 SELECT id::text, created_at FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: find_broken_runs
@@ -303,7 +302,7 @@ SELECT id::text, problem FROM (
 ORDER BY id LIMIT %(limit)s
 
 -- name: find_paused_runs
--- Runs that have been paused for longer than allowed, oldest first, and for how long.
+-- Runs that have been paused for longer than allowed, oldest first, with the duration of their pause.
 SELECT id::text, extract(epoch FROM now() - paused_at)::float8 AS paused_seconds FROM horsies_workflows
 WHERE status = 'PAUSED' AND paused_at < now() - %(max_paused_seconds)s * interval '1 second'
   AND id <> ALL(%(excluded)s::uuid[])

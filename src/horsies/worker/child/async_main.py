@@ -1,4 +1,4 @@
-"""An async child: it runs several coroutines at a time on one event loop, one for each assignment.
+"""An async child: runs several coroutines concurrently on one event loop, one for each assignment.
 
 Every assignment runs in its own context, with its own ``current_task()``, log labels and headers. The
 parent decides how many assignments run here. To stop one, it sends a frame, which cancels the coroutine.
@@ -37,12 +37,12 @@ from horsies.worker.protocol import (
     ProtocolError,
 )
 
-# How often a task's progress is sent to the parent, which stores it about as often.
+# How often a task's progress is sent to the parent, which stores it with about the same frequency.
 PROGRESS_SECONDS = 0.3
 
 _RECEIVE_BYTES = 1 << 18
 _ATTEND_SECONDS = 0.25
-# The attributes of an asyncio loop through which another thread wakes the loop.
+# The attributes of an asyncio loop that another thread uses to wake the loop.
 _WAKE_UP = ("_ssock", "_read_from_self")
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_STOP_TASK = int(FrameKind.STOP_TASK)
@@ -108,8 +108,8 @@ def serve_coroutines(
 
 
 def _leave(loop: asyncio.AbstractEventLoop) -> None:
-    """In a process that a coroutine forked: stop the copy of the loop at the next ``await``, before it
-    runs the next steps of other tasks a second time.
+    """Stop the copy of the loop in a process that a coroutine forked, at its next ``await``, because it would
+    repeat the steps of other tasks.
     """
     for handle in tuple(getattr(loop, "_ready", ())):
         handle.cancel()
@@ -174,8 +174,8 @@ class _AssignmentTask(asyncio.Task[ChildReport]):
     """
 
     running: _Running | None = None
-    # True while the outcome is recorded in the task's transaction, after the task's code has ended: not
-    # even a stop interrupts that.
+    # True while the outcome is being recorded in the task's transaction, after the task's code has ended. A
+    # stop must not interrupt this.
     is_finishing = False
     # True while the task's own code commits the outcome that it has recorded: a stop by the worker is
     # deferred, but other cancellations are not.
@@ -243,7 +243,7 @@ class _Server:
 
     @property
     def is_done(self) -> bool:
-        """Whether the parent has closed its end and every frame has been sent, or can no longer be sent."""
+        """Return whether the parent has closed its end and no frame is left that could be sent."""
         outbox = self._outbox
         return outbox.is_broken or (self._is_closed and not self._running and outbox.is_empty)
 
@@ -273,7 +273,7 @@ class _Server:
                 self._loop.add_reader(own_end, read)
 
     def _attend(self) -> None:
-        """A few times a second while there are tasks, undo changes that they may have made to the loop."""
+        """Regularly undo changes that tasks may have made to the loop, while there are tasks."""
         self._has_timer = bool(self._running)
         if self._has_timer:
             self._listen()
@@ -301,7 +301,7 @@ class _Server:
             self._loop.stop()
 
     def _close(self) -> None:
-        """Take no more assignments, and exit once the started ones have ended."""
+        """Take no more assignments, and exit when the started assignments have ended."""
         self._loop.remove_reader(self._parent.socket)
         self._is_closed = True
 
@@ -310,8 +310,7 @@ class _Server:
             number, _ = protocol.assignment_number(frame)
             if (missing := self._parent.missing_before(number)) is not None:
                 self._note_unstarted(*missing)
-            # All assignments are decoded first, so that one that cannot be decoded is reported as never
-            # starting.
+            # All assignments are decoded first, so that an invalid assignment is reported as never started.
             assignment = protocol.decode_assignment(frame)
             self._last_taken = number
             self._start(assignment, number)
@@ -336,7 +335,7 @@ class _Server:
         if self._capture is not None:
             self._capture.begin(current, assignment)
         running.context.run(set_running_task_here, current)
-        # loop.create_task() will not do: the application's task factory may reject a context, or start
+        # loop.create_task() is not used, because the application's task factory may reject a context or start
         # the task immediately.
         running.task = task = _AssignmentTask(
             self._run(running), loop=self._loop, name=assignment.task_name, context=running.context
@@ -362,7 +361,9 @@ class _Server:
         if self._capture is not None and running.current is not None:
             log = self._capture.end(running.current)
         if not (running.has_begun or running.is_stopped):
-            self._start(assignment, running.number)  # other code cancelled it before its first step
+            self._start(
+                assignment, running.number
+            )  # other code cancelled the coroutine before its first step
             return
         self._outbox.send_progress(assignment.task_id)
         try:
@@ -414,7 +415,7 @@ class _Server:
 
 
 def _unreported(assignment: Assignment, problem: str) -> ChildReport:
-    """The error to report for an assignment that ended without a report."""
+    """Return the error for an assignment that ended without a report."""
     code = OperationalErrorCode.UNHANDLED_EXCEPTION
     message = f"Task {assignment.task_name!r} {problem}."
     result = encode_task_error(TaskError(error_code=code, message=message))
@@ -424,10 +425,8 @@ def _unreported(assignment: Assignment, problem: str) -> ChildReport:
 
 
 class _Outbox:
-    """Sends frames to the parent without waiting: the rest of a large result follows when the socket
-    accepts it.
-
-    The watch's thread sends frames through this object as well.
+    """Sends frames to the parent without waiting; the rest of a large result is sent when the socket accepts
+    it. The thread of the loop watch sends frames through this object as well.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, parent: _Parent) -> None:
@@ -482,7 +481,7 @@ class _Outbox:
                 self._loop.stop()
 
     def note_progress(self, task_id: str, frame: bytes) -> None:
-        """Send this progress with the next batch; any thread may call this, as often as it likes."""
+        """Send this progress with the next batch; any thread may call this at any rate."""
         self._progress[task_id] = frame
         if not self._has_timer:
             self._has_timer = True

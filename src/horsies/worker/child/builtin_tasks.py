@@ -1,7 +1,6 @@
-"""The library's own tasks, which are workflow nodes like users' tasks.
-
-One task ends a sleep, one takes a signal that arrived or timed out, and one expands a sub-workflow into a
-plan. While a node sleeps or waits for a signal, it occupies no child.
+"""The library's own tasks, which are workflow nodes like users' tasks: the first ends a sleep, the second
+takes a signal that arrived or timed out, and the third expands a sub-workflow into a plan. While a node
+sleeps or waits for a signal, it occupies no child.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _SIGNAL_HEAD = '{"value":'
 _KEY_HEAD, _KWARGS_HEAD = '{"definition_key":', ',"kwargs":'
 
 
-# The built-in tasks of this release. A worker leaves built-in tasks that only a newer release has to
-# workers of that release.
+# The built-in tasks of this release. A worker leaves tasks that only a newer release has to the workers of
+# that release.
 BUILTIN_TASKS = frozenset({SLEEP_TASK, SIGNAL_TASK, EXPAND_TASK})
 
 
@@ -56,7 +55,7 @@ def _signal_value(kwargs_json: str) -> Result[str, TaskError]:
         return Err(
             TaskError(
                 error_code=OutcomeCode.SIGNAL_TIMEOUT,
-                message="The signal did not come within the timeout of its node.",
+                message="The signal did not arrive within the timeout of its node.",
             )
         )
     if not kwargs_json.startswith(_SIGNAL_HEAD):

@@ -66,7 +66,7 @@ def begun(transactions: Transactions, definition: TaskDefinition, assignment: As
 async def begun_async(
     transactions: Transactions, definition: TaskDefinition, assignment: Assignment
 ) -> AsyncEngine:
-    """``begun`` for a coroutine function, without blocking the event loop."""
+    """Like ``begun``, but for a coroutine function and without blocking the event loop."""
     _refuse_without_worker(transactions)
 
     async def read() -> Past:
@@ -125,7 +125,7 @@ def _new_call(
     payloads = transactions.installation.payloads
     if payloads is None:
         return args_json, kwargs_json
-    try:  # the database takes these texts out of the request
+    try:  # the database extracts these texts from the request
         return payloads.stored(args_json, task_id), payloads.stored(kwargs_json, task_id)
     except psycopg.Error as error:
         raise left_after(error) from error
@@ -151,8 +151,8 @@ def _read_past(transactions: Transactions, assignment: Assignment) -> Past:
 
 
 def with_clean_up(definition: TaskDefinition) -> TaskDefinition:
-    """Return the definition of a durable function with calls that also do the clean-up of a cancelled
-    run, inside the hooks.
+    """Return a copy of a durable function's definition whose calls also do the clean-up of a cancelled run,
+    inside the hooks.
     """
     function = definition.function
 
@@ -176,7 +176,7 @@ def with_clean_up(definition: TaskDefinition) -> TaskDefinition:
 
 
 def left(config: AppConfig, assignment: Assignment, how: Leaving) -> ChildReport:
-    """Return the report of a call that left its function before there was an outcome."""
+    """Return the report of a call that left its function before it had an outcome."""
     report = ChildReport(assignment.task_id, assignment.generation, True, "", None, None)
     if isinstance(how, Parked):
         return report._replace(park=how.request)

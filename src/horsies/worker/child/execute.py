@@ -1,7 +1,7 @@
 """Loads the application inside a child, and turns each assignment into a report.
 
-Find the task, decode the call by its signature, call the function, encode its result. A failure at any
-step becomes the error in the report.
+It finds the task, decodes the call by the function's signature, calls the function and encodes its result. A
+failure at any step becomes the error in the report.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from horsies.worker.protocol import Assignment, ChildBoot, ChildReport
 from horsies.workflow.build.plan import SIGNAL_TASK, SLEEP_TASK
 
 _MESSAGE_CHARACTERS_MAX = 2_000
-# Errors of an expansion that may not occur with another release of the application.
+# Errors of an expansion that another release of the application may not have.
 _MISFITS = (
     OperationalErrorCode.SUBWORKFLOW_LOAD_FAILED,
     OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
@@ -113,7 +113,9 @@ class AppProgram:
         return execute(self._app, assignment, transactions=self.transactions)
 
     def execute_batch(self, assignments: Sequence[Assignment]) -> Sequence[ChildReport]:
-        """Run assignments in one call, inside the first assignment's span, which all reports name."""
+        """Run assignments in one call, inside the first assignment's span, and name this span
+        in all reports.
+        """
         if self._tracing is None:
             return execute_batch(self._app, assignments)
         task = current_task()
@@ -126,7 +128,7 @@ class AppProgram:
             return [first, *(one._replace(traceparent=first.traceparent) for one in others)]
 
     def _execute_traced(self, settings: TracingConfig, assignment: Assignment) -> ChildReport:
-        """Run an assignment inside a span, which its report names."""
+        """Run an assignment inside a span, and name the span in its report."""
         with _span_of(settings, assignment) as span:
             around = [] if span is None else [span.around]
             report = execute(self._app, assignment, around, self.transactions)
@@ -155,8 +157,8 @@ class AppProgram:
 
 
 def load_program(boot: ChildBoot) -> AppProgram:
-    """Load the application and its task modules, and make it the current one; sends are suppressed
-    meanwhile.
+    """Load the application and its task modules, with sends suppressed, and make it the current
+    application.
     """
     with sends_suppressed():
         app = load_app(boot.app_locator)
@@ -189,7 +191,7 @@ def _span_of(
     try:
         yield span
     except BaseException:
-        span.detach()  # the worker has stopped the task; it knows the reason and records the span
+        span.detach()  # the worker has stopped the task and records the span with its reason
         raise
 
 
@@ -206,8 +208,8 @@ def _end_span(span: tracing.Processing, report: ChildReport, task: CurrentTask) 
 
 
 def _will_retry(task: CurrentTask, report: ChildReport) -> bool:
-    """Return the outcome on which the worker will decide, apart from ``good_until`` and cancellation,
-    which the worker checks later.
+    """Return the outcome that the worker will probably record; it also considers ``good_until`` and
+    cancellation, which are not checked here.
     """
     limit = task.max_attempts
     decision = decide_retry(
@@ -229,7 +231,7 @@ def execute(
 ) -> ChildReport:
     """Run one of `app`'s assignments and report its outcome. The only exception it raises is TaskStopped.
 
-    ``around`` are further hooks, which enclose the application's own.
+    ``around`` contains further hooks, which run around the application's hooks.
     """
     readable = payload.decrypted(app, assignment)
     if isinstance(readable, ChildReport):
@@ -323,7 +325,7 @@ def _call_batch(
     get the error, whose traceback is logged once.
     """
     items = [item for _, item in called]
-    # The call returns a list; each task's own value is checked below.
+    # The call returns a list; the value of each task is checked below.
     whole = replace(definition, is_plain=True)
     returned = _call(app, whole, BoundCall((items,), {}))
     outcomes: Sequence[Any] = ()
@@ -396,7 +398,7 @@ async def _executed_async(
             return await _await_in_transaction(app, definition, assignment, call, record)
         returned = await await_function(app.config, definition, call.args, call.kwargs)
         if isinstance(returned, TaskError) and _is_stop(returned.exception):
-            # the worker has stopped the task; it knows the reason and records the end
+            # the worker has stopped the task and records the outcome with its reason
             raise asyncio.CancelledError
         return _encode(app, definition, assignment, returned)
     except asyncio.CancelledError:
@@ -406,7 +408,9 @@ async def _executed_async(
 
 
 def _is_stop(raised: object) -> bool:
-    """Whether the worker has cancelled the running coroutine; task code may raise CancelledError too."""
+    """Return whether the worker has cancelled the running coroutine; task code may raise
+    CancelledError too.
+    """
     if not isinstance(raised, asyncio.CancelledError) or not current_task().should_stop():
         return False
     running = asyncio.current_task()
@@ -468,9 +472,7 @@ def _execute_durable(
     call: BoundCall,
     transactions: Transactions,
 ) -> ChildReport:
-    """Call a durable function with its context. Either the function ends, or its run leaves the child to
-    wait.
-    """
+    """Call a durable function with its context, until the function ends or its run is parked."""
     try:
         engine = durable_run.begun(transactions, definition, assignment)
     except Leaving as how:
@@ -492,7 +494,7 @@ async def _await_durable(
     call: BoundCall,
     transactions: Transactions,
 ) -> ChildReport:
-    """``_execute_durable`` for a coroutine function, on the running event loop."""
+    """Like ``_execute_durable``, but for a coroutine function, on the running event loop."""
     try:
         engine = await durable_run.begun_async(transactions, definition, assignment)
     except Leaving as how:
@@ -533,7 +535,7 @@ async def _await_in_transaction(
 def _call_until_stop(
     app: Horsies, definition: TaskDefinition, call: BoundCall
 ) -> TaskResult[Any, TaskError] | TaskError:
-    """``_call``, but return TaskStopped as an error, because the task may have committed its recorded
+    """Like ``_call``, but return TaskStopped as an error, because the task may have committed its recorded
     outcome before the stop.
     """
     try:
@@ -546,9 +548,8 @@ def _call_until_stop(
 def _stop_of(
     returned: TaskResult[Any, TaskError] | TaskError,
 ) -> TaskStopped | asyncio.CancelledError | None:
-    """Return the exception by which the worker stopped a task's code, or None if it did not.
-
-    In an async child it is a cancellation; in a child that runs one task at a time it is TaskStopped.
+    """Return the exception if the worker used it to stop a task's code, otherwise None. In an async child
+    this is a cancellation; in a child that runs one task at a time, TaskStopped.
     """
     raised = returned.exception if isinstance(returned, TaskError) else None
     if isinstance(raised, TaskStopped):
@@ -576,7 +577,7 @@ def _recorded(assignment: Assignment, result_json: str, ended: Ended) -> ChildRe
 def _with_transaction(
     assignment: Assignment, report: ChildReport, ended: Ended | None
 ) -> ChildReport:
-    """Return a task's report with the end of its transaction.
+    """Return a task's report, adjusted to the end of its transaction.
 
     ``ended`` is None if the task used no transaction, or failed. A success that the task has recorded in
     its own transaction counts even if the task failed afterwards.
@@ -593,7 +594,7 @@ def _with_transaction(
 def _decode_call(
     app: Horsies, definition: TaskDefinition, assignment: Assignment
 ) -> BoundCall | ChildReport:
-    """Return the arguments of the call, or a report that they do not fit."""
+    """Return the arguments of the call, or a report that they do not fit the function."""
     signature = definition.signature
     if assignment.node is None:
         call = signature.decode_call(assignment.args_json, assignment.kwargs_json)
@@ -713,8 +714,8 @@ def _uncalled(assignment: Assignment, error: TaskError) -> ChildReport:
 
 
 def _error_report(assignment: Assignment, result_json: str, error: TaskError) -> ChildReport:
-    # Log the exception of a failed task, or a problem that the library found. An error that the task
-    # returned is not logged.
+    # Log the exception of a failed task, or a problem found by the library. An error that the task returned
+    # is not logged.
     if isinstance(error.exception, RetryLater):
         log_safely(logger, logging.INFO, "%s", error.message)
     elif isinstance(error.exception, BaseException):
@@ -733,8 +734,8 @@ def _error_report(assignment: Assignment, result_json: str, error: TaskError) ->
 
 
 def _with_exception(report: ChildReport, raised: object) -> ChildReport:
-    """Add the facts by which the worker decides whether to retry after an exception, and where it was
-    raised.
+    """Add the facts by which the worker decides whether to retry after an exception, and the place where the
+    exception was raised.
     """
     if not isinstance(raised, BaseException):
         return report

@@ -1,8 +1,8 @@
 """The fork server: a process that has imported the application once and forks children from it.
 
-The worker sends it one socket per child. By a double fork, the worker becomes the parent of each child.
-So it notices immediately when a child ends, and it keeps its children if the fork server dies. The fork
-server holds no sockets, no threads and no database connections.
+The worker sends it one socket per child. By a double fork, the worker becomes the parent of each child. So
+the worker notices immediately when a child ends, and the children survive the death of the fork server. The
+fork server holds no sockets, no threads and no database connections.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from horsies.worker.protocol import ChildBoot, FrameKind
 
 logger = logging.getLogger("horsies.fork_server")
 
-# How /proc names descriptors that are connected to something outside the process, and kernel objects such
-# as selectors and timers.
+# The prefixes by which /proc names descriptors that lead outside the process, and kernel objects such as
+# selectors and timers.
 _NOT_TO_BE_SHARED = ("socket:", "pipe:", "anon_inode:")
 
 
@@ -73,8 +73,8 @@ def run_fork_server(control: socket.socket, boot: ChildBoot, worker_pid: int) ->
 
 
 def _ignore_signals() -> None:
-    """A service manager may signal all of the worker's processes. The fork server ignores the signal and
-    exits when its parent does.
+    """A service manager may signal all of the worker's processes. The fork server ignores this signal,
+    because it exits together with its parent.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -89,8 +89,8 @@ def _load_and_serve(control: socket.socket, boot: ChildBoot, worker_pid: int) ->
         control.sendall(protocol.encode_texts(FrameKind.BOOT_FAILED, problem))
         return EXIT_BOOT_FAILED
     _warn_about_unforkable_state(control)
-    # The import may have changed the process's user, after which the process would no longer die with its
-    # parent; this restores that as well.
+    # The import may have changed the process's user, which clears the parent death signal; this call sets the
+    # signal again.
     warm_up_fork_server(program, worker_pid)
     _ignore_signals()
     gc.collect()
@@ -137,8 +137,8 @@ class Reserve:
                 self._fork_some(child_fd)
                 self._give_to_waiting(child_fd)
         finally:
-            # If no child was forked, this closes the last copy of the socket. The pool notices that and
-            # asks again after a while. A retry here would add load to a system that is already full.
+            # If no child was forked, this closes the last copy of the socket, and the pool requests a child
+            # again after a delay. An immediate retry would add load to a system that is already full.
             os.close(child_fd)
 
     def _give_to_waiting(self, child_fd: int) -> bool:
@@ -149,7 +149,7 @@ class Reserve:
         return False
 
     def _fork_some(self, foreign_fd: int) -> None:
-        """Fork processes that wait for a socket; fewer or none if the system refuses to fork."""
+        """Fork processes that wait for a socket, or fewer if the system refuses to fork."""
         count = self._boot.forks_ahead if self._singly <= 0 else 1
         self._singly -= count
         pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -232,15 +232,15 @@ def _kind_of(fd: int) -> str:
 
 
 def _blank_inherited_descriptors(kept_fd: int) -> None:
-    """Redirect inherited sockets, pipes and the like to /dev/null; files and devices stay open.
+    """Redirect inherited sockets, pipes and similar descriptors to /dev/null; files and devices stay open.
 
-    If the descriptors were closed, their numbers could be reused, and copies of the worker's objects
-    might later close descriptors that belong to others.
+    If the descriptors were closed, their numbers could be reused, and copies of the worker's objects might
+    later close descriptors of other owners.
     """
     null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in _open_descriptors():
         if fd not in (1, 2, kept_fd, null_fd) and _kind_of(fd).startswith(_NOT_TO_BE_SHARED):
-            with suppress(OSError):  # its number may exceed a lowered limit
+            with suppress(OSError):  # the descriptor's number may exceed a lowered limit
                 os.dup2(null_fd, fd, inheritable=False)
     os.dup2(null_fd, 0)
     os.close(null_fd)

@@ -1,9 +1,10 @@
 """The guard: a small process that kills tasks' processes when their worker is killed.
 
-The kernel kills a dead worker's children, but not the programs that tasks have started. The guard finds
-those programs by a mark that children set on themselves before any user code runs: an unusual soft limit
-of RLIMIT_RTTIME. This limit only concerns real-time scheduling, and any process may read it. It survives
-setsid, a double fork, exec and a change of user, unlike the parent, the session or the environment.
+The kernel kills a dead worker's children, but not the programs that tasks have started. The guard finds those
+programs by a mark that children set on themselves before any user code runs: an unusual soft limit of
+RLIMIT_RTTIME. This limit only concerns real-time scheduling, and any process may read it. The mark survives
+setsid, a double fork, exec and a change of user, whereas the parent, the session or the environment may
+change.
 
 This file runs as a script in its own interpreter, which imports only the modules below. So the guard
 shares no memory, descriptors or user code with the processes that it outlives.
@@ -35,8 +36,7 @@ def main(worker_pid: int, mark: int) -> None:
     with suppress(PermissionError):
         os.setsid()
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    # This worker may run inside a task of another worker. That worker's guard must not kill this guard
-    # early.
+    # This worker may run inside a task of another worker, whose guard must not kill this guard early.
     resource.setrlimit(resource.RLIMIT_RTTIME, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
     while os.getppid() == worker_pid:
@@ -85,7 +85,7 @@ def _group(pid: int) -> int:
 
 
 def _kill(target: int) -> bool:
-    """Kill a process, or the group of a negative number; False if that is not permitted."""
+    """Kill a process or, for a negative number, a process group; False if this is not permitted."""
     try:
         with suppress(ProcessLookupError):
             os.kill(target, signal.SIGKILL)

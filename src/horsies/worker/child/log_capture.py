@@ -17,7 +17,7 @@ from horsies.worker.sharing import SharedPage
 class CaptureHandler(logging.Handler):
     """Writes the log records of running tasks to their areas.
 
-    A process that a task forks shares the memory, but not the write position, so it writes nothing.
+    A process that a task forks writes nothing, because it shares the memory but not the write position.
     """
 
     def __init__(self, level: str, areas: Mapping[CurrentTask, LogArea]) -> None:
@@ -27,7 +27,7 @@ class CaptureHandler(logging.Handler):
         self._owner_pid = os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record. If it cannot be formatted, report that in the way of the standard library."""
+        """Keep a record. If the record cannot be formatted, report this like the standard library does."""
         task = running_task()
         area = None if task is None else self._areas.get(task)
         if area is None or os.getpid() != self._owner_pid:
@@ -57,14 +57,14 @@ class Capture:
     def begin(
         self, task: CurrentTask, assignment: Assignment, companions: Sequence[CurrentTask] = ()
     ) -> None:
-        """Keep what this task logs from now on. The tasks that share its call share its area."""
+        """Keep the lines that this task logs from now on. Tasks of the same call share an area."""
         if self._free:
             area = self._areas[task] = self._free.pop()
             self._areas.update(dict.fromkeys(companions, area))
             area.begin(attempt_token(assignment.task_id, assignment.generation))
 
     def end(self, task: CurrentTask, companions: Sequence[CurrentTask] = ()) -> CapturedLog | None:
-        """Return what the task and the tasks of its call have logged, and free its area."""
+        """Return the lines that the tasks of this call have logged, and free their area."""
         for one in companions:
             self._areas.pop(one, None)
         if (area := self._areas.pop(task, None)) is None:

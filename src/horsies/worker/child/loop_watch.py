@@ -1,7 +1,7 @@
 """Watches an event loop from a thread, and finds out which task blocks it.
 
-A coroutine that computes or waits without ``await`` blocks all others on its loop. While tasks run, the
-thread schedules a callback on the loop a few times a second, and reads the loop's stack if the callback
+A coroutine that computes or waits without ``await`` blocks all other coroutines of its loop. While tasks run,
+the thread schedules a callback on the loop a few times a second, and reads the loop's stack if the callback
 does not run.
 """
 
@@ -21,17 +21,17 @@ from typing import NamedTuple
 
 from horsies.current_task import CurrentTask, running_task
 
-# How long a loop may be blocked before this is reported.
+# How long a loop may be blocked before the block is reported.
 BLOCKED_SECONDS = 1.0
-# The least time between two reports about the same task.
+# The minimum time between two reports about the same task.
 REPEAT_SECONDS = 60.0
 _LOOK_SECONDS = 0.25
 _EVENTS_FILE = asyncio.events.__file__
 
 
 class Blockage(NamedTuple):
-    """A loop that has not run for `seconds`: the task responsible for this, if known, and the line that
-    it is executing.
+    """A loop that has not run for `seconds`, with the responsible task, if known, and the line that the task
+    is executing.
     """
 
     task: CurrentTask | None
@@ -62,7 +62,7 @@ class LoopWatch:
             thread = threading.Thread(target=self._watch, name="horsies-loop-watch", daemon=True)
             with suppress(
                 RuntimeError
-            ):  # the host cannot start a thread: tasks run without the watch
+            ):  # the system cannot start a thread: tasks run without the watch
                 thread.start()
                 self._thread = thread
 
@@ -88,8 +88,8 @@ class LoopWatch:
                 time.sleep(_LOOK_SECONDS)
 
     def _ask(self) -> None:
-        # A loop hangs in its own wake-up socket if a task has made that socket blocking; another wake-up
-        # lets the loop continue.
+        # If a task has made the loop's wake-up socket blocking, the loop hangs in it; another wake-up lets
+        # the loop continue.
         keep_awake(self._loop)
         self._loop.call_soon_threadsafe(self._note_run)
 
@@ -118,7 +118,9 @@ def keep_awake(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _owner_of(stuck: asyncio.Task[object]) -> CurrentTask | None:
-    """Return the application's task whose code is running, in its own coroutine or in one that it started."""
+    """Return the application's task whose code is running, in its own coroutine or in a coroutine that it
+    started.
+    """
     for one in gc.get_referents(stuck):  # Task.get_context() is new in Python 3.12
         if isinstance(one, contextvars.Context):
             return one.copy().run(running_task)

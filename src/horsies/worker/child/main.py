@@ -1,8 +1,7 @@
-"""A child process: it takes assignments from its socket, runs one at a time and reports.
-
-It is built to survive user code: the socket has a high number, the process-wide state is restored after
-each task, and a process that a task forks can never report in the child's place. A child opens no
-database connection unless a task sends other tasks or takes a transaction. It exits when its parent does.
+"""A child process: takes assignments from its socket, runs one at a time and reports its outcome. User code
+must not break it: the socket has a high descriptor number, the process-wide state is restored after each
+task, and a process that a task forks cannot report in place of the child. A child opens no database
+connection unless a task sends other tasks or takes a transaction. It exits together with its parent.
 """
 
 from __future__ import annotations
@@ -97,7 +96,9 @@ def main(socket_fd: int) -> NoReturn:
 
 
 def mark_as_child(boot: ChildBoot) -> None:
-    """Mark this process as one that runs tasks, or as the fork server, whose children inherit the marks."""
+    """Mark this process as a child that runs tasks, or as the fork server, whose children
+    inherit the marks.
+    """
     os.environ["HORSIES_CHILD_PROCESS"] = "1"
     os_process.set_mark(boot.guard_mark)
     os_process.schedule_as_batch()
@@ -108,8 +109,7 @@ def run_child(
 ) -> NoReturn:
     """Serve as a child of `worker_pid` until the worker closes the socket; never returns.
 
-    `program` is passed if the process was forked from the fork server, which has already loaded the
-    application.
+    `program` is the loaded application if the process was forked from the fork server.
     """
     exit_code = EXIT_BROKEN
     try:
@@ -133,7 +133,7 @@ def run_child(
 
 
 def load_program(boot: ChildBoot) -> Program:
-    """Set up logging, load the application that `boot` names, and return it ready to execute tasks."""
+    """Set up logging, and return the application that `boot` names, loaded and ready to execute tasks."""
     set_worker_name(boot.worker_name)
     configure_logging(boot.log_level, boot.log_format)
     with suppress(Exception):
@@ -153,7 +153,7 @@ def load_program(boot: ChildBoot) -> Program:
 def exit_child(exit_code: int) -> NoReturn:
     """End this process immediately, after flushing its streams.
 
-    Exit handlers do not run, because most of those in a forked child belong to the process from which it
+    Exit handlers do not run, because most exit handlers of a forked child belong to the process from which it
     was forked.
     """
     with suppress(Exception):
@@ -271,10 +271,8 @@ class ForkGuard:
 
 
 def watch_parent(connected: socket.socket) -> None:
-    """Kill this process and the group that it leads when the other end of the socket closes, even during
-    user code.
-
-    This is the portable replacement for the kernel's parent death signal.
+    """Kill this process and its process group when the parent's end of the socket closes, even during user
+    code. This is the portable replacement for the kernel's parent death signal.
     """
     poll = select.poll()
     poll.register(connected, 0)
@@ -426,8 +424,8 @@ class _Batches:
     def _run(
         self, assignments: Sequence[Assignment], tasks: tuple[CurrentTask, ...]
     ) -> tuple[Sequence[ChildReport | None], str]:
-        """Return a report for each assignment, None for one that the parent stopped, and the id of the
-        first task in the call.
+        """Return a report for each assignment (None if the parent stopped it), and the id of the first task
+        in the call.
         """
         switch = self._switch
         set_running_batch(tasks)
@@ -443,7 +441,7 @@ class _Batches:
             set_running_batch(())
         if not switch.has_stopped:
             return reports, first_id
-        # An outcome that the call returned before the stop counts.
+        # If the call had returned an outcome before the stop, this outcome counts.
         done = {report.task_id: report for report in reports if report.ok}
         return [done.get(one.task_id) for one in assignments], first_id
 
@@ -467,14 +465,14 @@ def _run(
     finally:
         switch.disarm()
         set_running_task(None)
-    # User code may have turned TaskStopped into another exception, such as an exception group or one
-    # raised from it.
+    # User code may have turned TaskStopped into another exception, such as an exception group or a chained
+    # exception.
     return None if switch.has_stopped and not report.ok else report
 
 
 def _own_stop(assignment: Assignment) -> ChildReport:
-    """The error of a task that raised TaskStopped itself. The parent did not stop this task, so the
-    parent expects an outcome.
+    """Return the error of a task that raised TaskStopped itself. The parent did not stop this task, so it
+    expects an outcome.
     """
     message = (
         f"Task {assignment.task_name!r} raised TaskStopped, which only its worker raises; "
@@ -489,7 +487,7 @@ def _own_stop(assignment: Assignment) -> ChildReport:
 
 
 def _move_to_high_number(fd: int) -> int:
-    """Move a descriptor to a high number, where code that closes or reuses low numbers does not reach it."""
+    """Move a descriptor to a high number, to protect it from code that closes or reuses low numbers."""
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = 1000 if soft_limit == resource.RLIM_INFINITY else max(3, min(soft_limit, 1024) - 24)
     high_fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)

@@ -41,9 +41,8 @@ def build_call(
 ) -> Result[BoundCall, CodecError]:
     """Return a node's call: its own arguments, other nodes' results, context and meta.
 
-    A source that the join did not wait for may not have ended; its parameter is then left out. A required
-    parameter receives an error result in this case, because its source had ended and is now being
-    retried.
+    If a source has not ended, because the join did not wait for it, its parameter is omitted. A required
+    parameter receives an error result in this case: its source had ended and is now being retried.
     """
     node = assignment.node
     assert node is not None
@@ -76,7 +75,7 @@ def _with_value_of(kwargs_json: str, signature: CallSignature, element: str) -> 
     """Return the stored arguments of an item of a map over a map.
 
     The element, which is a stored result, is replaced by the value in that result. A failed item has no
-    value: its element becomes null, which only an annotation that allows None accepts.
+    value, so its element becomes null, which fits only an annotation that allows None.
     """
     if not takes_value(signature.annotation_of(element)):
         return kwargs_json
@@ -87,7 +86,7 @@ def _with_value_of(kwargs_json: str, signature: CallSignature, element: str) -> 
 def _argument(
     signature: CallSignature, name: str, index: int, source: NodeInput | None
 ) -> Result[dict[str, Any], CodecError]:
-    """Return a parameter's argument under its name, or nothing if its default applies."""
+    """Return a mapping from a parameter's name to its argument, or an empty one if its default applies."""
     annotation = signature.annotation_of(name)
     if takes_value(annotation):
         return _value(signature, name, annotation, source)

@@ -49,7 +49,7 @@ class ParentSocket:
         self._received = 0
         # The kernel doubles the requested value.
         self._buffer_bytes = connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
-        # The lowest and the highest number of the latest assignments that never start here.
+        # The lowest and the highest number of the latest assignments that never start in this child.
         self._unstarted: tuple[int, int] | None = None
         self._frames = FrameBuffer()
         self._waiting: list[bytes] = []
@@ -92,12 +92,12 @@ class ParentSocket:
         """Wait for the next frame; None if the parent has closed its end."""
         while not self._waiting:
             self._send_unstarted()
-            # A process that sleeps in recv() also wakes up when its peer reads the last frame that it
-            # sent: a second, useless wake-up per task. A process that sleeps in poll() does not.
+            # poll() is used because a process that sleeps in recv() also wakes up when its peer reads the
+            # last frame: a second, useless wake-up per task.
             self._poll.poll()
             try:
                 data = self.socket.recv(_RECEIVE_BYTES)
-            except BlockingIOError:  # left-over code of a task has read it
+            except BlockingIOError:  # left-over code of a task has read the data
                 continue
             if not data:
                 return None
@@ -105,7 +105,7 @@ class ParentSocket:
         return self._waiting.pop(0)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the frames that `data` from the socket completes."""
+        """Return the frames that are complete with `data` from the socket."""
         return self._frames.feed(data)
 
     def waiting_frames(self) -> list[bytes]:
@@ -114,11 +114,10 @@ class ParentSocket:
         return waiting
 
     def may_begin(self, frame: bytes) -> bool:
-        """Whether the assignment in `frame` may start; False if its permit is gone.
-
-        Either the parent has taken the permit back, or other code in this process has read it. Only the
-        parent knows which of the two happened, so every skipped assignment is reported to it before a
-        later one starts. An assignment whose frame never arrived is skipped as well.
+        """Return whether the assignment in `frame` may start; False if its permit is missing. Either the
+        parent has taken the permit back, or other code in this process has read it. Only the parent can
+        distinguish the two cases, so every skipped assignment is reported to it before a later assignment
+        starts. An assignment whose frame never arrived is skipped as well.
         """
         number, needs_permit = protocol.assignment_number(frame)
         if (missing := self.missing_before(number)) is not None:
@@ -170,8 +169,8 @@ class ParentSocket:
             self._unstarted = None
 
     def has_stop_request(self) -> bool:
-        """Whether the socket has the parent's stop frame or an end-of-file, perhaps behind further
-        assignments.
+        """Return whether the socket contains the parent's stop frame or an end-of-file, possibly behind
+        further assignments.
         """
         try:
             while data := self.socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT):

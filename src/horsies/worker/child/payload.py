@@ -1,8 +1,8 @@
 """Decrypts the payload of assignments before a task runs, and encrypts the payload of reports after it.
 
-The parent passes texts on as they are stored. So children share the work of encryption, and large payload
-that is kept elsewhere never passes through the parent. A child that lacks a key or a store reports this
-without calling the function, and the worker holds the task.
+The parent passes texts on in their stored form. So children share the work of encryption, and large payloads
+in a store never pass through the parent. A child that lacks a key or a store reports this without calling the
+function, and the worker holds the task.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def payloads_of(app: Horsies) -> Payloads | None:
 
 def decrypted(app: Horsies, assignment: Assignment) -> Assignment | ChildReport:
     """Return the assignment with readable texts, or the report that a key is missing."""
-    if _missing_key(assignment) is None:  # nothing in it is encrypted or kept elsewhere
+    if _missing_key(assignment) is None:  # no text of the assignment is encrypted or in a store
         return assignment
     if (payloads := payloads_of(app)) is not None:
         try:
@@ -68,7 +68,7 @@ def _missing_key(assignment: Assignment) -> str | None:
 
 
 async def decrypted_async(app: Horsies, assignment: Assignment) -> Assignment | ChildReport:
-    """``decrypted``, but if an event loop is running, do not block it while the store answers."""
+    """Like ``decrypted``, but if an event loop is running, do not block it during requests to the store."""
     if app.config.broker.store is None or not is_loop_running():
         return decrypted(app, assignment)
     return await asyncio.to_thread(decrypted, app, assignment)
@@ -114,8 +114,8 @@ def unreadable(config: AppConfig, assignment: Assignment, key_id: str) -> ChildR
 
 
 def _unreachable(assignment: Assignment, error: psycopg.Error) -> ChildReport:
-    """Return the report of a task whose payload is in a store that does not answer; the task is tried
-    again soon.
+    """Return the report of a task whose payload is in a store that does not respond; the task is tried again
+    soon.
     """
     texts = [assignment.args_json, assignment.kwargs_json]
     if assignment.node is not None:
@@ -156,7 +156,7 @@ def encrypted(app: Horsies, assignment: Assignment, report: ChildReport) -> Chil
 
 
 async def encrypted_async(app: Horsies, assignment: Assignment, report: ChildReport) -> ChildReport:
-    """``encrypted``, but without blocking the event loop while the store answers."""
+    """Like ``encrypted``, but without blocking the event loop during requests to the store."""
     payloads = payloads_of(app)
     if payloads is None or not payloads.has_store:
         return encrypted(app, assignment, report)
@@ -192,7 +192,7 @@ def _encrypted(
 
 
 def stored_result(payloads: Payloads | None, assignment: Assignment, result_json: str) -> str:
-    """Return a result as it is stored."""
+    """Return a result in its stored form."""
     if payloads is None:
         return result_json
     return _until_stored(assignment, partial(_stored, payloads, assignment, result_json))
@@ -201,7 +201,7 @@ def stored_result(payloads: Payloads | None, assignment: Assignment, result_json
 async def stored_result_async(
     payloads: Payloads | None, assignment: Assignment, result_json: str
 ) -> str:
-    """``stored_result``, but without blocking the event loop while the store answers."""
+    """Like ``stored_result``, but without blocking the event loop during requests to the store."""
     if payloads is None or not payloads.has_store:
         return stored_result(payloads, assignment, result_json)
     return await _until_stored_async(
@@ -218,7 +218,9 @@ def _stored(payloads: Payloads, assignment: Assignment, result_json: str) -> str
 
 
 def _until_stored(assignment: Assignment, store: Callable[[], T]) -> T:
-    """Call ``store`` again while the result's store does not answer. The worker can still stop the task."""
+    """Call ``store``, and repeat the call while the result's store does not respond. The worker can still
+    stop the task.
+    """
     outage: _Outage | None = None
     while True:
         try:
@@ -243,7 +245,7 @@ async def _until_stored_async(assignment: Assignment, store: Callable[[], T]) ->
 
 
 class _Outage:
-    """An outage of the store: a task that has ended waits until the store takes its result."""
+    """An outage of the store: a task that has ended waits until its result is stored."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
@@ -251,9 +253,8 @@ class _Outage:
         self._reports_at = 0.0
 
     def pause_after(self, error: psycopg.Error) -> float:
-        """Log the failure, at most once a minute, and return the seconds until the next try.
-
-        Raise the error if it concerns only this result.
+        """Log the failure, at most once a minute, and return the seconds until the next try. An error that
+        concerns only this result is raised.
         """
         if kind_of(error) is ErrorKind.DATA:
             raise error
@@ -266,7 +267,7 @@ class _Outage:
 
 
 def _without_reason(assignment: Assignment, report: ChildReport) -> ChildReport:
-    """Return the report of a call that does not fit, without the reason.
+    """Return the report of a call that does not fit the function, without the reason.
 
     The reason may quote an application's validator or the keys of a dictionary, and this text is stored
     unencrypted.

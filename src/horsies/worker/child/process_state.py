@@ -1,11 +1,11 @@
-"""A child's process-wide state: its logging, its stop signal, and everything that user code may change.
+"""A child's process-wide state: its logging, its stop signal, and all settings that user code may change.
 
-Before the next task, the child restores signal handlers, timers, the working directory, the file mode
-mask and the process limits to their values after the start hooks, and makes itself die with its parent
-again. If a lowered limit cannot be raised again, the child exits.
+Before the next task, the child restores signal handlers, timers, the working directory, the file mode mask,
+the process limits and the parent death signal to their state after the start hooks. If a lowered limit cannot
+be raised again, the child exits.
 
 A child writes log records to the standard error it inherited; every record from a running task names the
-task. A record that cannot be written is lost, without an effect on the task.
+task. A record that cannot be written is lost, but the task continues.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _COMMON_SIGNALS = tuple(
 # One call clears all timers, and one comparison of lists covers all signals and limits: Python loops took
 # a sixth of the time that the child's own code needs for a task.
 _ZEROS = (0.0,) * len(_TIMERS)
-# The limits that would make the next task fail if a task has lowered them. Reading a limit takes about
-# 0.2 µs.
+# The limits that could make the next task fail if a task has lowered them. Reading a limit takes about 0.2
+# µs.
 _LIMITS = tuple(
     getattr(resource, f"RLIMIT_{name}") for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE")
 )
@@ -94,7 +94,7 @@ class ProcessState:
         """Remember the current state as the one to restore."""
         global _cleared_timers
         known = [(number, _plain_signal.getsignal(number)) for number in _COMMON_SIGNALS]
-        # None stands for a handler that was not set by Python and cannot be restored.
+        # None means that the handler was not set by Python and cannot be restored.
         handlers = dict([*self._guards, *(pair for pair in known if pair[1] is not None)])
         self._signals, self._handlers = tuple(handlers), list(handlers.values())
         # A repeating timer is meant to keep running, like the timer of a sampling profiler.
@@ -107,7 +107,7 @@ class ProcessState:
         os.umask(self._umask)
 
     def restore(self) -> bool:
-        """Undo a task's changes; False if that is not possible, so that no other task may run in this
+        """Undo a task's changes; return False if this is impossible and no other task may run in this
         process.
         """
         # The kernel clears the parent death signal when a task or a hook changes its effective user or
@@ -143,9 +143,7 @@ class ProcessState:
 
 
 def _working_directory() -> str:
-    """Return the working directory, or "." if the directory was removed, as the directory of an old
-    release may be.
-    """
+    """Return the working directory, or "." if the directory was removed, for example with an old release."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -192,7 +190,7 @@ def log_safely(
 
 
 class StopSwitch:
-    """Turns SIGTERM into ``TaskStopped`` inside user code, and only there.
+    """Turns SIGTERM into ``TaskStopped``, but only inside user code.
 
     The parent sends a stop frame before the signal. A SIGTERM without a frame comes from a service
     manager that signals the whole process group. The parent has received that signal as well, and decides
@@ -237,8 +235,8 @@ class StopSwitch:
             self._is_armed, self._is_suspended = False, True
 
     def resume(self) -> None:
-        """Let stops interrupt user code again, if it is still running. A stop that arrived in the
-        meantime takes effect.
+        """Let stops interrupt user code again, if it is still running. A stop that arrived while stops were
+        deferred takes effect.
         """
         if self._is_suspended:
             self._is_armed, self._is_suspended = True, False
@@ -247,12 +245,14 @@ class StopSwitch:
                 signal.raise_signal(signal.SIGTERM)  # handled in the main thread
 
 
-# The switch that was armed last; a child has only one.
+# The switch that was armed last; a child has only one switch.
 _armed: StopSwitch | None = None
 
 
 def disarm_stops() -> None:
-    """Note that user code has ended: a stop must not interrupt the statements that record its outcome."""
+    """Note that user code has ended, so that a stop does not interrupt the statements that record its
+    outcome.
+    """
     if _armed is not None:
         _armed.disarm()
 

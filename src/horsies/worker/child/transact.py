@@ -1,10 +1,8 @@
-"""A task's transaction in its child (``tx``): the outcome is recorded in it before it commits.
-
-The statements are the same ones by which a worker records outcomes. They match the row only while the
-task is running, belongs to this worker and has this attempt's generation. If no row matches, the task
-belongs to another worker, and everything is rolled back. If a child is killed before COMMIT, the server
-rolls the transaction back; until then, the worker's own statement about the dead child's task waits for
-the row's lock.
+"""A task's transaction in its child (``tx``): the outcome is recorded in this transaction before it commits.
+The statements are the same as in a worker's turn. They match the row only while the task is running, belongs
+to this worker and has this attempt's generation. If no row matches, the task belongs to another worker, and
+everything is rolled back. If a child is killed before COMMIT, the server rolls the transaction back; until
+then, the worker's own statement about the dead child's task waits for the row's lock.
 
 ``AttemptRecord`` decides, ``Attempt`` has the steps, and ``AttemptTransaction`` and
 ``AsyncAttemptTransaction`` execute them.
@@ -68,11 +66,11 @@ from horsies.worker.child.payload import stored_result, stored_result_async
 from horsies.worker.child.process_state import disarm_stops, stops_deferred
 from horsies.worker.protocol import Assignment, TransactionEnd
 
-# The most sessions that a child opens. In an async child, further tasks wait for a free session.
+# The maximum number of sessions that a child opens. In an async child, further tasks wait for a free session.
 SESSIONS_MAX = 4
 _SESSION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
-# The errors by which the server reports that it has shut down or crashed, or that it ended the session
-# because of a time limit.
+# Errors that report that the server has shut down or crashed, or has ended the session because of a time
+# limit.
 _ENDED_SESSIONS = ("57P01", "57P02", "57P05", "25P03", "25P04")
 _CAUSES_MAX = 10
 _TWO_TRANSACTIONS = "A task uses either tx.connection or record_in: they are two transactions."
@@ -106,9 +104,8 @@ class Ended(NamedTuple):
 
 
 class Transactions:
-    """The sessions for the transactions of a child's tasks, each opened only when a task asks for it.
-
-    Without a worker's id there is no row in which an outcome could be recorded.
+    """The sessions for the transactions of a child's tasks; a session is opened when a task first needs it.
+    Without a worker's id, no row exists in which an outcome could be recorded.
     """
 
     def __init__(self, app: Horsies, worker_id: str = "") -> None:
@@ -168,18 +165,17 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _ends_session(error: BaseException) -> bool:
-    """Whether an error, from any driver, means that the session has ended."""
+    """Return whether an error, from any driver, means that the session has ended."""
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    if state is None:  # exactly this class: errors such as PoolTimeout are subclasses
+    if state is None:  # exactly this class, because errors such as PoolTimeout are subclasses
         name = f"{type(error).__module__}.{type(error).__name__}"
         return type(error) is psycopg.OperationalError or name == "psycopg2.OperationalError"
     return state in _ENDED_SESSIONS or str(state).startswith("08")
 
 
 def _is_answer(error: BaseException) -> bool:
-    """Whether an error means that nothing was committed: the server has refused it, or it was never sent.
-
-    A session that ended with a FATAL error may have executed the COMMIT before.
+    """Return whether an error means that nothing was committed: the server refused the COMMIT, or it was
+    never sent. A session that ended with a FATAL error may have executed the COMMIT before.
     """
     if not isinstance(error, psycopg.Error):
         return False
@@ -303,7 +299,7 @@ class AttemptRecord:
             return _CONFLICT
         if self.was_lost or is_session_lost:
             is_lost = any(isinstance(one, _SESSION_ERRORS) for one in causes)
-        else:  # after record_in, the session that counts is the one that the task opened itself
+        else:  # after record_in, the session that the task opened itself is checked
             is_lost = self.result is not None and any(map(_ends_session, causes))
         return _LOST if is_lost else None
 
@@ -373,9 +369,8 @@ class AttemptRecord:
 
 
 class Attempt:
-    """The steps of one attempt's transaction, the same for a function and for a coroutine.
-
-    Each method is a generator that yields calls: ``make_calls`` makes them, ``await_calls`` awaits them.
+    """The steps of one attempt's transaction, for functions and coroutines. Each method is a generator that
+    yields calls; ``make_calls`` makes these calls, ``await_calls`` awaits them.
     """
 
     def __init__(
@@ -425,7 +420,7 @@ class Attempt:
         return self.record.judged(returned, session is not None and session.is_lost)
 
     def finish(self, result_json: str) -> Calls[Ended]:
-        """Record the success in the transaction and commit. No stop interrupts this."""
+        """Record the success in the transaction and commit, without interruption by a stop."""
         record, session = self.record, self.session
         assert session is not None
         if session.is_forked:  # a process that the task has forked: its parent commits
@@ -452,7 +447,7 @@ class Attempt:
                 self.abandon()
 
     def abandon(self) -> None:
-        """Return the session to the pool as it is; the pool closes a session that is still inside a
+        """Return the session to the pool without a clean-up; the pool closes a session that is still inside a
         transaction.
         """
         self.record.is_over = True
@@ -478,7 +473,7 @@ def make_calls(calls: Calls[Answer]) -> Answer:
 
 
 async def await_calls(calls: Calls[Answer]) -> Answer:
-    """``make_calls`` for calls that return an awaitable."""
+    """Like ``make_calls``, but for calls that return an awaitable."""
     try:
         call = next(calls)
         while True:
@@ -528,8 +523,8 @@ class AttemptTransaction:
             record.note(rows, text)
 
     def recorded(self) -> Ended | None:
-        """Return the end of a task that recorded its outcome in its own transaction; None if the task
-        recorded none.
+        """Return the end of a task that recorded its outcome in its own transaction; None if it did not
+        record an outcome.
         """
         record = self._record
         if record.result is None:
@@ -559,8 +554,8 @@ class AsyncAttemptTransaction:
             record, record.transactions.pool_async, AsyncTaskSession, record.stored_async
         )
         self._opening = asyncio.Lock()
-        # The task's code may call record_in in another asyncio task; a stop of this one would cancel that
-        # task too.
+        # The task's code may call record_in in another asyncio task, which a stop of this asyncio task would
+        # cancel too.
         self._task = asyncio.current_task()
         self.judged = self._attempt.judged
         self.given = AsyncTaskTransaction(assignment.attempt, assignment.generation, self)

@@ -1,4 +1,4 @@
-"""The assignments that children hold: how they are given out, taken back, and how they end.
+"""The assignments that children hold: gives them out, takes them back, and notes their ends.
 
 A child with one place runs one assignment at a time, the front. If it has a window, it holds further
 assignments in line behind the front, each with a permit that the worker can take back until the child
@@ -26,13 +26,13 @@ class Assignments:
     """The assignments of all children of a pool, with the deadlines and the events."""
 
     def __init__(self, selector: selectors.BaseSelector, *, has_time_limits: bool) -> None:
-        # Assignments by task id: in ``busy`` those that run or run next, in ``lined`` those in line
-        # behind them.
+        # Assignments by task id: ``busy`` contains those that run or run next, ``lined`` those in line behind
+        # them.
         self.busy: dict[str, Held] = {}
         self.lined: dict[str, Held] = {}
         self.deadlines: Deadlines[Held | ChildProcess] = Deadlines()
         self.events: list[PoolEvent] = []
-        # The latest progress of each task that reported any, until the worker has stored it.
+        # The latest reported progress of each task, until the worker has stored it.
         self.progress: dict[str, ProgressReport] = {}
         # How many assignments run in batches, without the first assignment of each batch.
         self.companions = 0
@@ -66,7 +66,7 @@ class Assignments:
                 assignment = assignment._replace(timeout_ms=min(limits))
             child.given = number = child.given + 1
             one = Held(number, assignment, child, assigned_at=now)
-            # Marked as slow, so that no other assignment waits behind a batch.
+            # The assignment is marked as slow, so that no other assignment waits behind a batch.
             one.is_batched = one.is_slow = True
             child.held[assignment.task_id] = self.busy[assignment.task_id] = one
             frames.append(protocol.encode_assignment(assignment, number, False))
@@ -134,7 +134,7 @@ class Assignments:
             self.note_progress(one)
         del child.held[task_id]
         target = one if child.is_async else child
-        # A child that is exiting has a different deadline, which must stay.
+        # A child that is exiting has a different deadline, which must not be changed.
         if target.deadline is not None and one.assigned_at and child.state is BUSY:
             self.deadlines.clear(target)
         if one.stop_reason is not None:
@@ -165,7 +165,7 @@ class Assignments:
             return []
         unused = set(child.permits.take_back())
         taken = [one for one in child.held.values() if one.number in unused]
-        # The last one first, so that none of the others becomes the front in the meantime.
+        # The last assignment is taken back first, so that the others do not become the front in between.
         for one in reversed(taken):
             self.remove(one)
         return taken
@@ -180,7 +180,7 @@ class Assignments:
         were missing.
 
         Usually the worker has taken the assignments back or stopped them. Otherwise a task has read the
-        worker's messages, or shut down the socket for permits, and another child gets the assignments.
+        worker's messages or shut down the socket for permits, so another child gets the assignments.
         """
         missed = [one for one in child.held.values() if first <= one.number <= last]
         if any(one.stop_reason is None for one in missed):
@@ -207,8 +207,8 @@ class Assignments:
         self.return_tasks(self.take_back(child))
 
     def note_end_by_death(self, child: ChildProcess, description: str) -> bool:
-        """Note that a child has ended, and with it the assignments that it held; return whether it had
-        started any.
+        """Note that a child, and with it the assignments that it held, has ended; return whether it had
+        started any of them.
         """
         self.return_tasks(self.take_back(child))
         now, pid, last_begun = time.monotonic(), child.known_pid, child.page.begun

@@ -1,6 +1,5 @@
-"""One child process as the pool sees it: its socket, state, assignments and limits.
-
-Other modules make the decisions about a child; this one reads and writes its socket.
+"""One child process of the pool: its socket, state, assignments and limits. This module reads and writes the
+socket; other modules make the decisions about a child.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ _LONGEST_DELAY_SECONDS = 5.0
 
 
 class RestartDelay:
-    """The delay before a child is started again: none after a first early death, then 0.1 s, doubled up
-    to 5 s until a process survives.
+    """The delay before a child is started again: 0 after the first early death, then 0.1 s, doubled up to 5 s
+    until a process survives.
     """
 
     __slots__ = ("_died_at", "deaths", "not_before")
@@ -80,8 +79,8 @@ class RecycleLimits:
     max_rss_bytes: int
 
     def early_task_limit(self) -> int:
-        """Draw a number of tasks from the last tenth of the limit, for each child, so that the children
-        do not all exit at the same time.
+        """Draw a child's limit at random from the last tenth of the configured number of tasks, so that the
+        children do not all exit at the same time.
         """
         if self.max_tasks == 0:
             return 0
@@ -90,7 +89,9 @@ class RecycleLimits:
 
 
 class ChildKind(NamedTuple):
-    """A kind of children, with one place each or async with several: how many there are, and their limits."""
+    """A kind of children (with one place each, or async children with several): their number and their
+    limits.
+    """
 
     processes: int
     slots: int
@@ -101,7 +102,7 @@ class ChildKind(NamedTuple):
 
     @property
     def log_bytes(self) -> int:
-        """How much memory a child shares with its worker for the logs of its tasks."""
+        """The size of the memory that a child shares with its worker for the logs of its tasks."""
         return area_bytes(self.log_limits) * self.slots
 
 
@@ -124,11 +125,11 @@ class Held:
     is_slow: bool = field(default=False, init=False)
     stop_reason: str | None = field(default=None, init=False)
     # Whether the task runs in one call with the other tasks that its child holds, and the reason why it
-    # should be stopped. A call is stopped only when all of its tasks should be.
+    # should be stopped. A call is stopped only when all of its tasks should be stopped.
     is_batched: bool = field(default=False, init=False)
     stop_wish: str | None = field(default=None, init=False)
-    # The task's own deadline, only in an async child. Other children have one deadline, which may belong
-    # to the front.
+    # The deadline of the task, used only in async children. Any other child has a single deadline, which may
+    # belong to the front.
     deadline: float | None = field(default=None, init=False)
     queued_at: float | None = field(default=None, init=False)
 
@@ -215,7 +216,7 @@ class ChildProcess:
         return None
 
     def is_regular(self) -> bool:
-        """Whether the child counts towards `processes`: it is neither the spare nor about to exit."""
+        """Return whether the child counts towards `processes`: it is neither the spare nor about to exit."""
         return not (self.is_spare or self.is_draining) and self.state is not ChildState.EXITING
 
     def receive(self) -> bytes | None:
@@ -260,7 +261,7 @@ class ChildProcess:
             return len(data)
 
     def watch_exit(self, pid: int, selector: selectors.BaseSelector) -> bool:
-        """Make the selector report the end of the child, whose pid is now known; False if that is not
+        """Make the selector report the end of the child, whose pid is now known; return False if this is not
         possible.
         """
         self.pid = pid
@@ -292,7 +293,7 @@ class ChildProcess:
             os_process.kill_group(self.pid)
 
     def may_retire(self) -> bool:
-        """Whether the child has nearly reached its limit of tasks."""
+        """Return whether the child has nearly reached its limit of tasks."""
         return self.kind.limits.max_tasks > 0 and self.tasks_done >= self.soft_task_limit
 
     def must_retire(self) -> bool:
@@ -304,7 +305,7 @@ class ChildProcess:
         )
 
     def is_near_limit(self) -> bool:
-        """Whether a spare should be ready to replace the child."""
+        """Return whether a spare should be ready to replace the child."""
         if self.is_tainted:
             return True
         return self.has_limits and (
@@ -314,13 +315,13 @@ class ChildProcess:
         )
 
     def is_spent(self) -> bool:
-        """Whether an async child should accept no further tasks."""
+        """Return whether an async child should accept no further tasks."""
         limit = self.soft_task_limit
         return 0 < limit <= self.tasks_done + len(self.held) or self.must_retire()
 
     def free_slots(self) -> int:
-        """Return how many more tasks an async child may take; none while one of its tasks is being
-        stopped, which may end in killing the child.
+        """Return how many more tasks an async child may take; 0 while one of its tasks is being stopped,
+        because the child may have to be killed for this.
         """
         if self.state not in WITH_ROOM or self.stopping or self.is_stuck:
             return 0
@@ -348,8 +349,8 @@ class ChildProcess:
 
 
 def _may_be_followed(front: Held) -> bool:
-    """Whether other tasks may wait behind the front: the front is a short task, and has not already run
-    for too long.
+    """Return whether other tasks may wait behind the front: the front is a short task, and has not already
+    run for too long.
     """
     if front.is_slow or front.stop_reason is not None or not front.patience_seconds:
         return False

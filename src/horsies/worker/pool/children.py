@@ -68,12 +68,12 @@ class PoolSettings:
     has_windows: bool = False
     # Whether tasks are stopped at their timeout_ms.
     has_time_limits: bool = True
-    # By task name: the most memory, in megabytes, that a child may use while it runs the task.
+    # By task name: the maximum memory, in megabytes, that a child may use while it runs the task.
     memory_limits: Mapping[str, int] = field(default_factory=dict)
     # How many additional async children there are, and how many tasks each of them runs at a time.
     async_children: int = 0
     async_slots: int = 0
-    # The limits on what is kept of an attempt's log.
+    # The limits for the part of an attempt's log that is kept.
     log_limits: LogLimits = KEEP_NOTHING
 
     @property
@@ -127,7 +127,7 @@ class Children:
             self.needs_children = bool(lacking)
 
     def _lacks_children(self, kind: ChildKind) -> bool:
-        """Start the missing children; True if some could not be started."""
+        """Start the missing children; return True if some of them could not be started."""
         count = sum(1 for child in self.all if child.kind is kind and child.is_regular())
         while count < kind.processes:
             if (spare := self._spare) is not None and spare.kind is kind:
@@ -144,10 +144,9 @@ class Children:
         return wants_spare and not self._is_full(kind) and not self._launch(kind, is_spare=True)
 
     def _is_full(self, kind: ChildKind) -> bool:
-        """Whether the number of exiting children has reached `processes`. Another child then starts only
-        when one of them has ended.
-
-        Without this limit, stop hooks that take longer than the tasks would use up the host's processes.
+        """Return whether the number of exiting children has reached `processes`. If so, the next child starts
+        only after an exiting child has ended. Otherwise stop hooks that take longer than the tasks would use
+        up the host's processes.
         """
         return sum(child.kind is kind for child in self.all) > 2 * kind.processes
 
@@ -203,7 +202,7 @@ class Children:
             self.unwatched.add(child)
 
     def note_hello(self, child: ChildProcess, pid: int) -> None:
-        """Note the pid that a child has sent; from now on, the pool notices when the child ends."""
+        """Note the pid that a child has sent, and watch for the end of the child."""
         if child.pid is None:
             self._watch_exit(child, pid)
             if child.was_killed:
@@ -255,7 +254,7 @@ class Children:
             self._make_idle(child)
 
     def _retires_now(self, child: ChildProcess) -> bool:
-        """Whether to retire a child: either it must retire, or it may retire and other children near
+        """Return whether to retire a child: either it must retire, or it may retire and other children near
         their limits also need the spare.
         """
         if child.must_retire():
@@ -286,8 +285,8 @@ class Children:
             self._take_out(child, ChildState.CLOSED, _CLOSED_GRACE_SECONDS)
 
     def kill(self, child: ChildProcess) -> None:
-        """Kill a child and its process group; it is reaped when the pool notices that it has ended. A
-        child that has not sent its pid yet is killed as soon as it has sent it.
+        """Kill a child and its process group; the child is reaped when the pool notices its end. A child
+        without a known pid is killed as soon as it has sent its pid.
         """
         self._return_unstarted(child)
         self._take_out(child, ChildState.KILLED, _EXIT_GRACE_SECONDS)
@@ -324,8 +323,8 @@ class Children:
         self.kill(child)
 
     def reap(self, child: ChildProcess) -> None:
-        """Handle the end of a child: collect its exit status, kill the processes that it left behind, and
-        add the events.
+        """Handle the end of a child: collect its exit status, kill its remaining processes, and add the
+        events.
         """
         if child not in self.all or child.pid is None:
             return
@@ -399,7 +398,7 @@ class FreePlaces:
 
     @property
     def idle_count(self) -> int:
-        """How many children with one place have no task."""
+        """How many children that run one task at a time are idle."""
         return len(self._children.idle)
 
     @property

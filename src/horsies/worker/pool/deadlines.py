@@ -1,4 +1,4 @@
-"""The times at which the pool must check a task or a child even if nothing happens."""
+"""The times at which the pool must check a task or a child even without an event."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ T = TypeVar("T", bound=Timed)
 class Deadlines(Generic[T]):
     """A heap of targets, ordered by a time no later than each target's deadline.
 
-    When a deadline moves to a later time, its entry stays where it is. Each short task in a window moves
-    a deadline, and the heap does not have to change for that.
+    When a deadline moves to a later time, its entry is not moved. Each short task in a window moves a
+    deadline, and the heap need not change for this.
     """
 
     __slots__ = ("_heap", "_made", "targets")
@@ -31,7 +31,7 @@ class Deadlines(Generic[T]):
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, T]] = []
         self._made = 0
-        # How many targets have a deadline; if none has, the heap need not be checked.
+        # The number of targets with a deadline; if it is 0, the heap need not be checked.
         self.targets = 0
 
     def __len__(self) -> int:
@@ -68,10 +68,8 @@ class Deadlines(Generic[T]):
 
     @property
     def next_at(self) -> float | None:
-        """Return when to call ``pop_due`` again.
-
-        Until then, the entry of a target without a deadline stays in the heap, because most targets soon
-        get another deadline.
+        """Return when to call ``pop_due`` again. The entry of a target without a deadline stays in the heap
+        until that call, because most targets soon get a new deadline.
         """
         while self.targets:
             at, _, target = self._heap[0]
@@ -81,7 +79,7 @@ class Deadlines(Generic[T]):
         return None
 
     def pop_due(self, now: float) -> T | None:
-        """Take a target whose deadline has passed; None if there are no more."""
+        """Take and return a target whose deadline has passed; None if there is none."""
         while self.targets and self._heap[0][0] <= now:
             target = self._heap[0][2]
             if target.deadline is not None and target.deadline <= now:

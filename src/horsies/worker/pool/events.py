@@ -34,9 +34,8 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The worker stopped a task, either by a request to its child or, if `forced`, by killing the child.
-
-    `description` says why the child ended, if it did.
+    """The worker stopped a task, either by a request to its child or, if `forced`, by killing the child. If
+    the child ended, `description` is the reason.
     """
 
     assignment: Assignment
@@ -57,7 +56,7 @@ class TakenBack:
 
 @dataclass(frozen=True, slots=True)
 class HookFailed:
-    """A child's start hook failed; it would fail in every further child too."""
+    """A child's start hook failed and would fail in every further child too."""
 
     name: str
     description: str

@@ -1,7 +1,5 @@
-"""How the pool gets a new child process: from the fork server, or as a fresh interpreter.
-
-Both launchers take the child's end of a socket. After that, the pool only deals with the other end of the
-socket and the process behind it.
+"""Launchers, which start new child processes: from the fork server, or as fresh interpreters. A launcher
+takes the child's end of a socket; the pool uses the other end and the process behind it.
 """
 
 from __future__ import annotations
@@ -100,11 +98,11 @@ class ForkServerLauncher:
             control.sendall(protocol.encode_boot(self.boot, worker_pid))
             entry_module = "horsies.worker.child.fork_server"
             return os_process.start_interpreter(entry_module, server_end.fileno())
-        # Only the first fork server may be forked from the worker, because later the worker has open
-        # sockets.
+        # Only the first fork server may be forked from the worker, because the worker opens sockets
+        # afterwards.
         self._forks_worker = False
-        # This keeps the memory pages shared: otherwise a later garbage collection would copy every page
-        # that it visits.
+        # The objects are frozen to keep the memory pages shared: otherwise a later garbage collection would
+        # copy every page that it visits.
         gc.collect()
         gc.freeze()
         pid = os_process.fork()
@@ -141,7 +139,7 @@ class ForkServerLauncher:
         try:
             self.start()
         except OSError as error:
-            # The next launch of a child tries to start the fork server.
+            # The next launch of a child tries to start the fork server again.
             logger.error("The fork server could not be started: %s", error)
             self._delay.note_early_death()
 
@@ -173,8 +171,8 @@ class ForkServerLauncher:
             self.kill()
             return
         if not data:
-            # The selector would report a closed socket forever, so from here on only the end of the
-            # process matters.
+            # The selector would report a closed socket forever, so only the end of the process is watched
+            # from now on.
             self._selector.unregister(control)
             control.close()
             self._control = None
@@ -193,7 +191,7 @@ class ForkServerLauncher:
 class Guard:
     """The guard, a process that kills tasks' processes if this worker is killed.
 
-    Children must start with its `mark`, which is 0 if no guard can run.
+    Children must start with the guard's `mark`, which is 0 if no guard can run.
     """
 
     def __init__(self) -> None:

@@ -46,10 +46,10 @@ class MemoryWatch:
         return None
 
     def admits(self, child: ChildProcess, task_name: str) -> bool:
-        """Whether a child has enough memory left for a task.
+        """Return whether a child has enough memory left for a task.
 
-        Memory that earlier tasks have left behind may take up less than half of the room that a fresh
-        child offers.
+        Memory kept by earlier tasks must be at most half of the difference between the limit and a fresh
+        child's memory.
         """
         limit_mb = self._limits.get(task_name)
         if limit_mb is None or child.is_async or not child.tasks_done:
@@ -65,7 +65,7 @@ class MemoryWatch:
 
     @property
     def next_look(self) -> float | None:
-        """Return when to check again even if nothing happens; None if no task with a limit is running."""
+        """Return when to check again even without an event; None if no task with a limit is running."""
         return self._looked_at + LOOK_SECONDS if self._watched else None
 
     def attend(self, now: float) -> None:
@@ -83,8 +83,8 @@ class MemoryWatch:
                 self._end(held, f"used {used}, more than its memory_limit_mb={limit_mb}")
 
     def _end(self, held: Held, fault: str) -> None:
-        """Kill the child, unless its task has just ended. There is not enough memory left to ask the task
-        to stop.
+        """Kill the child, unless its task has just ended. Not enough memory is left to request the task to
+        stop.
         """
         child = held.child
         self._stops.find_front(child)

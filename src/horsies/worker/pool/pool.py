@@ -1,7 +1,7 @@
 """The pool of child processes: gives assignments to children, reads their frames and collects the results.
 
-When a child dies, only the tasks that it had started are lost, and the child is replaced. The pool does
-no database I/O, and everything happens inside ``collect``: there are no threads and no other timers.
+When a child dies, only the tasks that it had started are lost, and the child is replaced. The pool does no
+database I/O, and does all its work inside ``collect``, without threads or other timers.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _EXIT_POLL_SECONDS = 0.05
 _SHUTDOWN_SECONDS = 15.0
 _BASELINE_WARNING = 0.8
 _FORKS_AHEAD = 8
-# The most reads in a row from one child: enough to empty a full socket, but few enough that a child that
-# keeps sending does not delay the others.
+# The maximum number of consecutive reads from one child: enough to empty a full socket, but few enough that a
+# child that keeps sending does not delay other children.
 _DRAIN_READS = 16
 _KIND_REPORT = int(FrameKind.REPORT)
 
@@ -48,7 +48,7 @@ class ChildBootError(Exception):
 
 
 class NoIdleChildError(Exception):
-    """An assignment was dispatched although no child was idle, or not the requested one."""
+    """An assignment was dispatched although no child, or not the requested child, was idle."""
 
 
 class ChildSummary(NamedTuple):
@@ -122,10 +122,10 @@ class ChildPool:
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Start all children and wait until every one of them is ready.
 
-        `should_stop` is called after every event; return False if it returned True before the children
-        were ready. Raises ``ChildBootError`` if the application does not load, a hook fails, or a fresh
-        child is already larger than the memory limit of children or of a task. No process is left behind
-        in either case.
+        `should_stop` is called after every event; if it returns True before the children are ready, return
+        False. Raises ``ChildBootError`` if the application does not load, a hook fails, or a fresh child is
+        already larger than the memory limit of children or of a task. In all these cases, all processes are
+        ended first.
         """
         wanted = self._settings.processes + self._settings.async_children
         try:
@@ -135,7 +135,7 @@ class ChildPool:
             self._children.refill()
             while sum(one.state is IDLE for one in self._children.all) < wanted:
                 events = self.collect(1.0)
-                # This is checked first, because a signal to the whole process group may have ended
+                # The stop is checked first, because a signal to the whole process group may have ended
                 # children that were starting.
                 if should_stop():
                     self.shutdown()
@@ -155,7 +155,7 @@ class ChildPool:
 
     @property
     def idle_children(self) -> int:
-        # The copy is atomic under the interpreter lock. It is needed because the metrics thread calls
+        # The children are copied, atomically under the interpreter lock, because the metrics thread calls
         # this method too.
         return sum(one.state is IDLE for one in list(self._children.all))
 
@@ -184,9 +184,8 @@ class ChildPool:
     ) -> int:
         """Give `assignment` to the next idle child, or to the child `pid`, and return the child's pid.
 
-        The child runs it in one call with its `companions`, if it has any. The child may have died
-        without the pool having noticed. If the assignment cannot have started there, a ``TakenBack``
-        event follows.
+        The child runs it in one call with its `companions`, if it has any. If the child has died unnoticed
+        and cannot have started the assignment, a ``TakenBack`` event follows.
         """
         idle = self._children.idle
         if pid is None and not idle:
@@ -214,8 +213,8 @@ class ChildPool:
         """Give all of these assignments to the child `pid`, or none of them. Return how many of them wait
         behind another assignment.
 
-        Each assignment comes with its patience in seconds: if it runs for longer, the assignments behind
-        it are taken back. An async child runs all of them at the same time.
+        Each assignment has a patience in seconds: if it runs for longer, the assignments behind it are taken
+        back. An async child runs all its assignments at the same time.
         """
         child = self._find(pid)
         if child.is_async and child.free_slots() >= len(given):
@@ -240,7 +239,7 @@ class ChildPool:
 
     @property
     def held_tasks(self) -> Iterable[str]:
-        """Return the tasks that children run, and those in line behind them."""
+        """Return the tasks that children run, and the tasks in line behind them."""
         return [*self.busy, *self._assignments.lined]
 
     def return_unstarted(self) -> None:
@@ -277,8 +276,8 @@ class ChildPool:
                 self._children.kill(held.child)
 
     def drop_task(self, task_id: str, reason: str) -> None:
-        """End a task that this worker no longer owns: cancel its coroutine, kill its child, or stop its
-        batch once the worker owns none of the batch's tasks.
+        """End a task that this worker no longer owns: cancel its coroutine, kill its child, or stop its batch
+        when the worker owns no task of the batch any more.
         """
         held = self.busy.get(task_id)
         if held is not None and (held.child.is_async or held.is_batched):
@@ -310,7 +309,7 @@ class ChildPool:
         return events
 
     def announce_stop(self) -> None:
-        """Set the flag by which running tasks can see that the worker is shutting down."""
+        """Set the flag that shows running tasks that the worker is shutting down."""
         for child in self._children.all:
             child.page.request_stop()
 
@@ -348,7 +347,7 @@ class ChildPool:
         return events
 
     def next_deadline(self) -> float | None:
-        """Return when ``collect`` must act even if nothing happens, on the monotonic clock."""
+        """Return when ``collect`` must act even without an event, on the monotonic clock."""
         children, deadlines = self._children, self._assignments.deadlines
         deadline = deadlines.next_at if deadlines.targets else None
         if (look_at := self._stuck.next_look) is not None:
@@ -460,7 +459,7 @@ class FrameReader:
         self._selector = selector
 
     def receive(self, child: ChildProcess) -> bool:
-        """Read once from a child and handle the frames; False if there was nothing to read."""
+        """Read once from a child and handle the frames; return False if there was nothing to read."""
         data = child.receive()
         if data is None:
             return False
@@ -482,7 +481,7 @@ class FrameReader:
         return True
 
     def drain(self, child: ChildProcess) -> bool:
-        """Handle the frames that a child has sent; True if the child sends faster than its frames are
+        """Handle the frames that a child has sent; return True if the child sends faster than its frames are
         read.
         """
         return all(child.socket_is_open and self.receive(child) for _ in range(_DRAIN_READS))
@@ -491,9 +490,9 @@ class FrameReader:
         report, rss_bytes, run_microseconds = protocol.decode_report(frame)
         held = child.held.get(report.task_id)
         if held is None or not held.assigned_at:  # a queued assignment cannot have begun
-            raise ProtocolError("a report about a task it does not have")
+            raise ProtocolError("a report about a task that the child does not have")
         if report.generation != held.assignment.generation:
-            raise ProtocolError("a report about another claim of its task")
+            raise ProtocolError("a report about another claim of the child's task")
         self._assignments.events.append(Reported(report, child.known_pid, run_microseconds / 1e6))
         child.rss_bytes = rss_bytes
         self._end(held)
@@ -507,8 +506,7 @@ class FrameReader:
         if child.permits is not None and child.held and child.must_retire():
             self._assignments.return_tasks(self._assignments.take_back(child))
         if held.stop_reason is not None and not child.is_async:
-            # A stopped child exits. If its task ended before the stop, the stop frame is still on its
-            # way.
+            # A stopped child exits. If its task ended before the stop, the stop frame is still in flight.
             if child.state is BUSY:
                 self._children.retire(child)
         else:

@@ -15,8 +15,8 @@ from horsies.worker.protocol import FrameKind
 def ending_with(held: Held, reason: str) -> Sequence[Held]:
     """Return the tasks that a stop of this task ends.
 
-    The tasks of a batch share one call, so they end only once all of them should stop; any other task
-    ends alone.
+    The tasks of a batch share one call, so they end only when all of them should stop; any other task ends
+    alone.
     """
     if not held.is_batched:
         return (held,)
@@ -45,9 +45,7 @@ class Stops:
         self._grace_seconds = grace_seconds
 
     def find_front(self, child: ChildProcess) -> None:
-        """Make sure which task is running: once no permits are left and all reports have been read, it is
-        the front.
-        """
+        """Take back all permits and read all reports, after which the front is certainly the running task."""
         self._assignments.return_tasks(self._assignments.take_back(child))
         self._children.release(child)
         self._drain(child)
@@ -73,17 +71,15 @@ class Stops:
             child.send(protocol.encode_texts(FrameKind.STOP_TASK, *texts), self._selector)
             return
         child.page.request_stop()
-        # The frame shows the child that the signal comes from its parent. A child that has not read its
-        # assignment yet finds the frame behind the assignment, and interrupts nothing.
+        # The frame shows the child that its parent sent the signal. If the child has not read its assignment
+        # yet, it finds the frame behind the assignment and interrupts no code.
         child.send(protocol.encode_numbers(FrameKind.STOP), self._selector)
         if child.pid is not None:
             os_process.terminate(child.pid)
 
     def withdraw(self, held: Held) -> bool:
-        """Take back one queued task; False if it has started in the meantime.
-
-        This empties the permit pipe, which takes back the whole window; the other tasks are sent to the
-        child again.
+        """Take back one queued task; return False if it has started. Taking back the permits takes back the
+        whole window, so the other tasks are sent to the child again.
         """
         child = held.child
         taken = self._assignments.take_back(child)
@@ -93,7 +89,7 @@ class Stops:
             self._assignments.give_window(child, given)
         self._children.release(child)
         if held not in taken:
-            # The task's permit was used, so the report of the task before it has been sent.
+            # The task's permit was used, so the child has sent the report of the previous task.
             self._drain(child)
             return False
         self._assignments.return_tasks([held])
@@ -129,13 +125,13 @@ class Stops:
             return
         taken = self._assignments.take_back(child)
         if front in taken:
-            # The child has not even started the front. It keeps the front, as it would without a window.
+            # The child has not even started the front, and keeps it, as it would without a window.
             taken.remove(front)
             given = [(front.assignment, front.patience_seconds)]
             self._assignments.give_window(child, given)
         self._assignments.return_tasks(taken)
-        # Only the front is slow: a task behind it whose permit the child has just used starts when the
-        # front reports.
+        # Only the front is slow: if the child has just used the permit of a task behind it, that task starts
+        # when the front has ended.
         if (kept := child.front) is not None:
             kept.assigned_at, kept.is_slow = front.assigned_at, True
             self._assignments.arm(kept)

@@ -1,9 +1,8 @@
-"""Stuck children: those that do not start their task, or have sent half a frame and nothing more.
-
-A healthy child starts a task within milliseconds and sends a frame in one write. If it does neither for
-seconds, it no longer receives assignments, or a task has written to its socket. A stuck child is killed.
-A task that it has not started returns to the queue; the outcome of a started task would never have been
-reported.
+"""Stuck children: they do not start their task, or have sent only a part of a frame. A healthy child starts a
+task within milliseconds and sends a frame in one write. A child that does neither for seconds no longer
+receives assignments, or a task has written to its socket. A stuck child is killed. A task that it has not
+started returns to the queue; the outcome of a started task is lost, because the child would never have
+reported it.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from horsies.worker.pool.children import Children
 
 STUCK_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
-# How many checks must find a child unchanged before it counts as stuck. More than one, so that a worker
-# that was frozen itself gives its children time to continue.
+# How many checks must find a child unchanged before it counts as stuck. One check is not enough, because
+# after a freeze of the whole worker the children need time to continue.
 _LOOKS = 3
 
 
@@ -35,8 +34,8 @@ class Suspicion:
         return self.looks >= _LOOKS and now - self.since >= STUCK_SECONDS
 
 
-# Return a value that changes whenever the child makes progress, and the problem to report if the value
-# does not change; None for a healthy child.
+# Return a value that changes when the child makes progress, and the problem to report if it does not change;
+# None for a healthy child.
 Sign = tuple[Hashable, str]
 
 
@@ -48,13 +47,13 @@ class StuckWatch:
     def __init__(self, children: Children) -> None:
         self._children = children
         self._suspicions: dict[ChildProcess, Suspicion] = {}
-        # ``look_at`` is when to check again if something happens, and ``next_look`` when to check even if
-        # nothing happens, which is None if no child is suspected.
+        # ``look_at`` is the earliest time of the next check. ``next_look`` is the time at which to check even
+        # without an event; None if no child is suspected.
         self.look_at = 0.0
         self.next_look: float | None = None
 
     def attend(self, now: float) -> None:
-        """Check all children, and kill those that are stuck; to be called at ``look_at``."""
+        """Check all children, and kill stuck children. Must be called at ``look_at``."""
         self.look_at = now + _LOOK_SECONDS
         suspicions: dict[ChildProcess, Suspicion] = {}
         for child in tuple(self._children.all):
@@ -76,8 +75,8 @@ class StuckWatch:
 
 
 def see_child(child: ChildProcess) -> Sign | None:
-    """Return a child's problem, if it has one. An async child that does not start its latest tasks is
-    killed only if it runs no other tasks, because one of those may be blocking its event loop.
+    """Return a child's problem, if it has one. An async child that does not start its latest tasks is killed
+    only if it runs no other tasks, because another task may be blocking its event loop.
     """
     if child.state is not ChildState.BUSY and child.state is not ChildState.IDLE:
         return None

@@ -1,6 +1,6 @@
 """Windows: how many short tasks a child may hold, which child gets the next ones, and when a turn is due.
-When a task ends, a child with a window finds the next task in its socket, so the child does not wait for
-the database, or the database for the child. Decisions only, without I/O; ``assignments.py`` carries them
+When a task ends, a child with a window finds the next task in its socket, so neither the child nor the
+database waits for the other. This module only makes decisions, without I/O; ``assignments.py`` carries them
 out.
 """
 
@@ -14,10 +14,10 @@ from horsies.worker.agenda import RunTimes
 WIDTH_MAX = 32
 # How much work may wait in a child behind the running task: 5 ms, plus the overhead of a 5 ms task.
 AHEAD_SECONDS = 0.006
-# The run times of a task are used once the task has ended this many times.
+# The run times of a task are used after the task has ended this many times.
 ENDS_MIN = 10
-# How long tasks wait behind a running task before they are taken back: this long, or this many times the
-# running task's typical run time.
+# How long tasks wait behind a running task before they are taken back: a number of seconds, or a multiple of
+# the running task's typical run time.
 PATIENCE_SECONDS = 0.01
 PATIENCE_FACTOR = 4
 # The longest time that a report waits for further reports, so that one turn records them together.
@@ -32,11 +32,9 @@ def width(typical_seconds: float, widest: int) -> int:
 
 
 def fill_order(rooms: Iterable[tuple[int, int, int]]) -> list[int]:
-    """Return the children that get the next tasks behind others; `rooms` has for each child its pid, the
-    number of tasks that it holds, and the most that it may hold.
-
-    The children take turns, starting with the one that holds the fewest tasks, so that a few tasks are
-    spread over all children.
+    """Return the children that get the next tasks behind other tasks. `rooms` lists for each child its pid,
+    the number of tasks that it holds, and the maximum number. The children get tasks in turn, starting with
+    the child that holds the fewest, so that a few tasks are spread over all children.
     """
     places = [(at, pid) for pid, held, most in rooms for at in range(held, most)]
     places.sort(key=lambda place: place[0])
@@ -53,7 +51,7 @@ def linger_seconds(free: int, room: int, waiting_since: float, now: float) -> fl
 
 
 class Windows:
-    """Keeps the run times of a worker's tasks, and how deep the next claim fills the windows.
+    """Keeps the run times of a worker's tasks, and the depth to which the next claim fills the windows.
 
     `widest` is the configured limit; below 2 there are no windows. Tasks named in `apart` are never in a
     window: they take a transaction, are durable or batched, or have a memory limit.
@@ -72,7 +70,7 @@ class Windows:
         self._run_times: dict[str, RunTimes] = {}
 
     def takes(self, task: ClaimedTask) -> bool:
-        """Whether a task with `burst` may be in a window."""
+        """Return whether a task with `burst` may be in a window."""
         return self.is_on and task.task_name not in self._apart
 
     def note_end(self, task_name: str, run_seconds: float) -> None:
@@ -95,7 +93,7 @@ class Windows:
         return [name for name in self._run_times if self.width(name) >= least]
 
     def patience_seconds(self, task_name: str) -> float:
-        """Return how long other tasks may wait behind a task with that name; 0 if they may not."""
+        """Return how many seconds other tasks may wait behind a task with that name; 0 if none may wait."""
         if self.width(task_name) < 2:
             return 0.0
         return max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._run_times[task_name].typical_seconds)
@@ -104,11 +102,10 @@ class Windows:
         """Adjust the depth after a claim for up to `asked` tasks that got tasks with these names for
         windows.
 
-        Windows grow while claims return as many short tasks as they asked for. When the queues are
-        drained, windows start small again, so that other workers get a share of the few tasks. In the
-        remaining case, the next task needs its own child or a shallower window, and the claim has locked
-        the rows behind that task for nothing. No window is filled until a child takes that task, and then
-        only to half the depth.
+        Windows grow while claims return the requested number of short tasks. When the queues are drained,
+        windows start small again, so that other workers get a share of the few tasks. Otherwise the next task
+        needs its own child or a shallower window, and the claim has locked the rows behind that task without
+        effect: windows are filled again after a child has taken that task, and then only to half the depth.
         """
         if not self.is_on or is_drained:
             self.depth = self._next_depth = 1
