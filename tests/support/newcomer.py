@@ -47,7 +47,7 @@ QUESTIONS = (
     Question(
         "How do you run a task again after a ConnectionError, with growing waits?",
         "retries.md",
-        "how-long-it-waits",
+        "waiting-times",
         ("RetryPolicy.exponential",),
     ),
     Question(
@@ -107,7 +107,7 @@ QUESTIONS = (
     Question(
         "How do you allow at most ten tasks of a queue at a time, over all workers?",
         "queues.md",
-        "how-many-at-a-time",
+        "concurrency-limits",
         ("max_concurrency",),
     ),
     Question(

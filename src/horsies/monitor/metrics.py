@@ -80,12 +80,12 @@ CLUSTER = _metrics(
     ),
     (
         *("horsies_queue_oldest_due_seconds", "gauge", ("queue",)),
-        "How long the oldest due task has waited; 0 without one.",
+        "The waiting time of the oldest due task; 0 without due tasks.",
     ),
     (
         *("horsies_queue_drain_seconds", "gauge", ("queue",)),
-        "Due tasks divided by the rate at which tasks ended in the last five minutes; 0 without due "
-        "tasks, +Inf when none ended.",
+        "The number of due tasks divided by the rate at which tasks ended in the last five minutes; "
+        "0 without due tasks, +Inf if no task ended.",
     ),
     (
         *("horsies_queue_children", "gauge", ("queue", "state")),
@@ -95,22 +95,22 @@ CLUSTER = _metrics(
     (*("horsies_queue_paused", "gauge", ("queue",)), "1 while the queue is paused."),
     (
         *("horsies_queue_cap", "gauge", ("queue",)),
-        "The smallest max_concurrency of the queue that a worker obeys; absent without a cap.",
+        "The smallest max_concurrency of the queue among its workers; absent without a cap.",
     ),
     (
         *("horsies_queue_keys", "gauge", ("queue", "state")),
-        "Keys of the queue: with due tasks, counted up to 1,000, and paused or halted. Absent for a queue "
-        "without keys.",
+        "The number of keys with due tasks, counted up to 1,000, and of paused or halted keys. Absent for a "
+        "queue without keys.",
         ("due", "paused"),
     ),
     (
         *("horsies_workers", "gauge", ("state",)),
-        "Workers without a shutdown; a polling one is alive and receives no notifications.",
+        "Workers that have not shut down; a polling worker is alive but receives no notifications.",
         ("alive", "polling", "silent", "lost"),
     ),
     (
         *("horsies_workers_lost_total", "counter", ()),
-        "Workers that another worker found dead, since an hour before this process started to count.",
+        "Workers that other workers declared lost, counted from one hour before the start of this process.",
     ),
     (
         *("horsies_workflow_runs", "gauge", ("status",)),
@@ -119,74 +119,77 @@ CLUSTER = _metrics(
     ),
     (
         *("horsies_workflow_paused_oldest_seconds", "gauge", ()),
-        "How long the oldest paused run has been paused; 0 without one.",
+        "The time since the oldest pause of a paused run; 0 without paused runs.",
     ),
     (
         *("horsies_durable_runs", "gauge", ("state",)),
-        "Runs of durable functions that are parked, or held because their code does not fit their record; "
-        "counted up to 10,000 together.",
+        "Runs of durable functions that are parked, or held because their code does not match their recorded "
+        "steps; counted up to 10,000 in total.",
         ("parked", "held"),
     ),
     (
         *("horsies_schedules_overdue", "gauge", ()),
-        "Schedules whose slot passed more than 15 seconds ago.",
+        "Schedules with a slot that is more than 15 seconds overdue.",
     ),
     (
         *("horsies_schedule_lag_seconds", "gauge", ()),
-        "How late the most overdue schedule is; 0 without one.",
+        "The delay of the most overdue schedule; 0 without overdue schedules.",
     ),
-    (*("horsies_tasks_stored", "gauge", ()), "Rows of the table of tasks, estimated."),
+    (*("horsies_tasks_stored", "gauge", ()), "The estimated number of rows in the table of tasks."),
     (
         *("horsies_table_bytes", "gauge", ("table",)),
         "The size of a table with its indexes, read once a minute.",
     ),
     (
         *("horsies_table_dead_rows", "gauge", ("table",)),
-        "Rows that wait for vacuum, read once a minute.",
+        "Dead rows of a table that vacuum has not removed, read once a minute.",
     ),
     (
         *("horsies_oldest_transaction_seconds", "gauge", ()),
-        "The age of the oldest open transaction of the database, as far as the role may see it.",
+        "The age of the oldest open transaction of the database that the role may see.",
     ),
     (
         *("horsies_notify_queue_ratio", "gauge", ()),
-        "How full the server's queue of notifications is, from 0 to 1.",
+        "The used fraction of the server's notification queue, from 0 to 1.",
     ),
     (
         *("horsies_findings", "gauge", ("code", "level")),
-        "Findings of the cheap checks of `horsies doctor`, read every 15 seconds; NOT_CHECKED when they "
-        "could not be read.",
+        "Findings of the fast checks of `horsies doctor`, read every 15 seconds; NOT_CHECKED if the checks "
+        "failed.",
         tuple(Level),
     ),
-    (*("horsies_collect_seconds", "gauge", ()), "How long the collection of these gauges took."),
+    (
+        *("horsies_collect_seconds", "gauge", ()),
+        "The duration of the collection of the cluster's gauges.",
+    ),
     (
         *("horsies_up", "gauge", ()),
-        "0 when the database could not be read; then the rest is absent.",
+        "1 if the database could be read; if it is 0, the other gauges are absent.",
     ),
 )
 WORKER = _metrics(
     "worker",
     (
         *("horsies_attempts_total", "counter", ("queue", "task", "outcome")),
-        "Attempts whose outcome this worker recorded; retried ones are followed by another attempt.",
+        "Attempts whose outcome this worker recorded; a retried attempt is followed by another attempt.",
         ("completed", "failed", "retried", "crashed", "timeout", "cancelled", "stopped"),
     ),
     (
         *("horsies_attempt_duration_seconds", "histogram", ("queue", "task")),
-        "How long attempts ran in their child.",
+        "The run time of attempts in their child.",
     ),
     (
         *("horsies_wait_seconds", "histogram", ("queue",)),
-        "How long tasks waited from the time they were due until they started.",
+        "The time from the due time of tasks to their start.",
     ),
     (
         *("horsies_tasks_handed_out_total", "counter", ("way",)),
-        "Tasks given to children: alone, or in a window behind another task of the same child.",
+        "Tasks that were assigned to children, alone or in a window after another task of the same child.",
         ("alone", "window"),
     ),
     (*("horsies_turns_total", "counter", ()), "Transactions that record and claim tasks."),
     (*("horsies_turn_tasks_total", "counter", ()), "Tasks that were recorded or claimed in turns."),
-    (*("horsies_turn_duration_seconds", "histogram", ()), "How long a turn took."),
+    (*("horsies_turn_duration_seconds", "histogram", ()), "The duration of a turn."),
     (
         *("horsies_children", "gauge", ("state",)),
         "Child processes of this worker.",
@@ -195,11 +198,11 @@ WORKER = _metrics(
     (*("horsies_children_started_total", "counter", ()), "Child processes that became ready."),
     (
         *("horsies_child_deaths_total", "counter", ("cause",)),
-        "Child processes that ended by themselves or were killed: the signal, or the exit code.",
+        "Child processes that exited or were killed, by signal or exit code.",
     ),
     (
         *("horsies_worker_memory_bytes", "gauge", ("part",)),
-        "Resident memory; pages that children share count once for each.",
+        "Resident memory of the worker; shared pages are counted for each child.",
         ("parent", "children"),
     ),
     (
@@ -208,7 +211,7 @@ WORKER = _metrics(
     ),
     (
         *("horsies_database_reconnects_total", "counter", ()),
-        "How often the worker had to open its session with the database again.",
+        "The number of times the worker reconnected to the database.",
     ),
     (
         *("horsies_notifications_arriving", "gauge", ()),
@@ -220,12 +223,12 @@ PRODUCER = _metrics(
     "producer",
     (
         *("horsies_sends_total", "counter", ("queue", "task", "result")),
-        "Tasks that this process sent; of a failed send_many, one.",
+        "Tasks that this process sent; a failed send_many counts as one task.",
         ("stored", "duplicate", "failed"),
     ),
     (
         *("horsies_send_duration_seconds", "histogram", ("queue", "task")),
-        "How long a send took, its checks excluded.",
+        "The duration of a send without the checks of its arguments.",
     ),
 )
 CATALOGUE = (*CLUSTER, *WORKER, *PRODUCER)
