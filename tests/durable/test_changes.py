@@ -132,7 +132,7 @@ CHANGES: dict[str, tuple[Callable[..., int], Any]] = {
     "a step added before the wait": (added_before, HELD),
     "a step added before the wait, behind `ctx.patched`": (added_before_guarded, 6),
     "a recorded step removed": (removed, HELD),
-    "a recorded step removed, and no new step follows": (removed_at_the_end, 1),
+    "a recorded step removed, without a new step after it": (removed_at_the_end, 1),
     "a recorded step renamed": (renamed, HELD),
     "recorded steps in another order": (reordered, 6),
     "recorded steps that now run in `ctx.gather`": (side_by_side, 6),
@@ -196,4 +196,4 @@ def test_a_run_meets_changed_code_as_documented(
         else:
             assert sent.get(timeout_ms=0).ok_value == end
     is_warned = "without asking for its recorded step 'two'" in caplog.text
-    assert is_warned == (change == "a recorded step removed, and no new step follows")
+    assert is_warned == (change == "a recorded step removed, without a new step after it")
