@@ -22,7 +22,7 @@ REMEDIES = {
     "PAYLOAD_MISMATCH": "Use a key that identifies the request, or send the same arguments again.",
     "PAYLOAD_TOO_LARGE": "[Pass large data by reference](cookbook.md#pass-large-files-by-reference).",
     "PAYLOAD_UNREADABLE": "Give the process [the key](encryption.md#without-the-key) or "
-    "[the store](large-payload.md#if-the-store-does-not-answer) that the message names.",
+    "[the store](large-payload.md#if-the-store-does-not-respond) that the message names.",
     "PYDANTIC_HYDRATION_ERROR": "Read the result with a release that has the old type, or as JSON: "
     "`app.get_result(id)`.",
     "RESULT_DESERIALIZATION_ERROR": "Look for a program that writes to the tables; send the task again.",

@@ -41,7 +41,7 @@ QUESTIONS = (
     Question(
         "A worker's process dies in the middle of a task. What happens to the task?",
         "how-it-works.md",
-        "what-happens-at-a-crash",
+        "the-effect-of-a-crash",
         ("WORKER_CRASHED",),
     ),
     Question(
