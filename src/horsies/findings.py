@@ -165,7 +165,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "`horsies workflow resume RUN`, with `--retry-failed` after a failure.",
         ),
         "HELD_BY_RECORD": _obstacle(
-            "The code of a durable function asks for a step that its record does not have.",
+            "The code of a durable function requests a step that is missing from the run's record.",
             "Deploy the code that wrote the record, or guard the change; then run "
             "`horsies durable resume ID`. Or go back with `horsies durable reset ID STEP`.",
             level=Level.RED,
@@ -173,17 +173,19 @@ GROUPS: dict[str, dict[str, Entry]] = {
         ),
         "PARKED_RUN": _obstacle(
             "The run of a durable function waits for a time, a signal or the end of a task.",
-            "Wait, send the signal with `horsies durable signal ID NAME VALUE APP`, or explain the task.",
+            "Wait, send the signal with `horsies durable signal ID NAME VALUE APP`, or explain "
+            "the awaited task.",
         ),
         "PARKED_SIGNAL": _obstacle(
             "The task is a signal node that waits for its signal.",
             "`horsies workflow signal RUN NAME VALUE`.",
         ),
         "PARKED_MAP": _obstacle(
-            "The task is an item of a map, and `max_parallel` other items are running already.",
+            "The task is an item of a map, and the number of running items has reached "
+            "`max_parallel`.",
             "Wait for these items, explain one of them, or start runs with a higher `max_parallel`.",
         ),
-        "SLEEPS": _obstacle("The task is a sleep node whose time is not up yet.", "Wait."),
+        "SLEEPS": _obstacle("The task is a sleep node whose time has not passed yet.", "Wait."),
         "RETRY_LATER": _obstacle(
             "The last attempt failed, and the next one is due later.", "Wait."
         ),
@@ -204,7 +206,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
             urgency=Urgency.STOPPED,
         ),
         "TASK_UNKNOWN": _obstacle(
-            "Live workers serve the queue, but none has this task or sub-workflow; after "
+            "Live workers serve the queue, but no worker has this task or sub-workflow; after "
             "`unknown_task_grace_ms` the task fails with `WORKER_RESOLUTION_ERROR`. The run of a durable "
             "function waits instead.",
             "Deploy workers that have the task's module, or add the module to `discover_tasks`.",
@@ -234,12 +236,12 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "Deploy the same release to every worker on the queue.",
         ),
         "CLUSTER_CAP": _obstacle(
-            "As many tasks are in flight as `cluster_wide_cap` allows.",
-            "Wait until one of them ends, or raise the cap.",
+            "The number of tasks in flight has reached `cluster_wide_cap`.",
+            "Wait until a task in flight ends, or raise the cap.",
         ),
         "QUEUE_CAP": _obstacle(
-            "As many tasks of the queue are running as its `max_concurrency` allows.",
-            "Wait until one of them ends, or raise the cap.",
+            "The number of running tasks of the queue has reached its `max_concurrency`.",
+            "Wait until a running task of the queue ends, or raise the cap.",
         ),
         "QUEUE_CAP_ZERO": _obstacle(
             "The queue's `max_concurrency` is 0, so none of its tasks starts.",
@@ -248,7 +250,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
             urgency=Urgency.STOPPED,
         ),
         "QUEUE_RATE": _obstacle(
-            "Recently, as many tasks of the queue have started as its `rate` allows.",
+            "The tasks of the queue that started recently have used up its `rate`.",
             "Wait for the next start, or raise the rate.",
         ),
         "KEY_PAUSED": _obstacle(
@@ -263,11 +265,12 @@ GROUPS: dict[str, dict[str, Entry]] = {
             urgency=Urgency.STOPPED,
         ),
         "KEY_CAP": _obstacle(
-            "As many tasks of the key are in flight as its `max_concurrency` allows.",
-            "Wait until one of them ends, or run `horsies keys set QUEUE KEY --max-concurrency N`.",
+            "The number of tasks of the key in flight has reached its `max_concurrency`.",
+            "Wait until a task of the key ends, or run `horsies keys set QUEUE KEY "
+            "--max-concurrency N`.",
         ),
         "KEY_RATE": _obstacle(
-            "Recently, as many tasks of the key have started as its `rate` allows.",
+            "The tasks of the key that started recently have used up its `rate`.",
             "Wait for the next start, or run `horsies keys set QUEUE KEY --rate COUNT/SECONDS`.",
         ),
         "KEY_ORDER": _obstacle(
@@ -276,7 +279,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         ),
         "CAPS_DISAGREE": _remark(
             "Workers on the queue apply different caps.",
-            "Deploy one configuration to all of them.",
+            "Deploy the same configuration to all workers on the queue.",
             level=Level.RED,
             urgency=Urgency.SUSPICIOUS,
         ),
@@ -285,8 +288,8 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "Wait, or start more workers or processes.",
         ),
         "BEHIND": _remark(
-            "Other tasks of the queue, or of the task's key, start first: they have a better priority, or "
-            "have been due for longer.",
+            "Other tasks of the queue or the task's key start first, because of a better "
+            "priority or an earlier due time.",
             "Wait, send with a better priority, or start more workers.",
         ),
         "BETTER_QUEUES_FIRST": _remark(
@@ -310,7 +313,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         ),
         "RETURNED": _remark(
             'The worker of the last attempt stopped and returned the task (`on_stop="requeue"`).',
-            "None is needed.",
+            "No action is needed.",
         ),
         "SHOULD_START_NOW": _remark(
             "No obstacle was found: a worker will claim the task on its next turn.",
@@ -333,14 +336,14 @@ GROUPS: dict[str, dict[str, Entry]] = {
         ),
     },
     "task, running": {
-        "RUNS": _remark("A child process is running the task.", "None is needed."),
+        "RUNS": _remark("A child process is running the task.", "No action is needed."),
         "IN_TRANSACTION": _remark(
             "The task writes in its own transaction (`tx`), which commits its rows and its outcome "
             "together.",
-            "None is needed.",
+            "No action is needed.",
         ),
         "STOPPING": _remark(
-            "Cancellation was requested; the worker is stopping the task.", "None is needed."
+            "Cancellation was requested; the worker is stopping the task.", "No action is needed."
         ),
         "RUNNER_LOST": _obstacle(
             "The worker that ran the task is gone; recovery retries or fails the task according to its "
@@ -446,13 +449,13 @@ GROUPS: dict[str, dict[str, Entry]] = {
             level=Level.YELLOW,
             urgency=Urgency.SUSPICIOUS,
         ),
-        "QUEUE_EMPTY": _remark("No task is waiting in the queue.", "None is needed."),
+        "QUEUE_EMPTY": _remark("No task is waiting in the queue.", "No action is needed."),
         "ALL_DELAYED": _remark(
             "Tasks are waiting in the queue, but none of them is due yet.", "Wait."
         ),
         "TASKS_DUE": _remark(
             "Tasks of the queue are due; obstacles, if any, are listed as well.",
-            "`horsies explain ID` for one of them.",
+            "`horsies explain ID` for one of the tasks.",
         ),
     },
     "worker": {
@@ -531,12 +534,16 @@ GROUPS: dict[str, dict[str, Entry]] = {
                     "no scheduler ran at their time",
                     "Set `catch_up_missed` to fire them later.",
                 ),
-                ("MISFIRE", "they were older than `misfire_grace_seconds`", "Raise that limit."),
-                ("PAUSED", "the schedule was paused", "None is needed."),
+                (
+                    "MISFIRE",
+                    "they were older than `misfire_grace_seconds`",
+                    "Raise `misfire_grace_seconds`.",
+                ),
+                ("PAUSED", "the schedule was paused", "No action is needed."),
                 (
                     "OVERLAP",
                     "an earlier task or run of the schedule was unfinished",
-                    "See `overlap`.",
+                    "Change the schedule's `overlap` if skipped slots are not acceptable.",
                 ),
                 (
                     "REFUSED",

@@ -138,12 +138,12 @@ LINES = [
     ),
     (
         schedule_reasons(schedule()),
-        "A slot of schedule nightly is due for 6 min, and no scheduler is connected.",
+        "A slot of schedule nightly has been due for 6 min, and no scheduler is connected.",
         ("/schedules/nightly", None),
     ),
     (
         schedule_reasons(schedule(schedulers=1, unfinished_id=ID)),
-        f"A slot of schedule nightly is due for 6 min, but {ID} is unfinished.",
+        f"A slot of schedule nightly has been due for 6 min, but {ID} is unfinished.",
         ("/schedules/nightly", None),
     ),
     (
@@ -153,7 +153,7 @@ LINES = [
     ),
     (
         overlong_reasons(running(timeout_ms=60_000, heartbeat_at=before(3))),
-        f"Task report ({ID}) runs for 5 min longer than its timeout_ms=60,000 allows.",
+        f"Task report ({ID}) has exceeded its timeout_ms=60,000 by 5 min.",
         (f"/tasks/{ID}", None),
     ),
     (

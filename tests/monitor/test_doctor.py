@@ -486,7 +486,7 @@ TROUBLES = {
         "schedules",
         overdue,
         empty,
-        says="schedule nightly is due for 1 h, and no scheduler is connected.",
+        says="schedule nightly has been due for 1 h, and no scheduler is connected.",
     ),
     "kept too long": Trouble("retention", keep_too_long, empty, YELLOW, "the retention is 1 h"),
     "large payload": Trouble(

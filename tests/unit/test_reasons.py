@@ -459,7 +459,7 @@ def test_sentences_name_those_in_the_way_and_the_numbers() -> None:
     locked = waits(holder=OpenTransaction(811, "psql", "idle in transaction", ago(240)))
     assert sentence(locked, "ROW_LOCKED") == (
         "Its row is locked by pid 811 (psql, idle in transaction, transaction open for 4 min); workers "
-        "pass it by."
+        "skip it."
     )
     runs = waits(**RUNNING, timeout_ms=1_800_000, heartbeat_at=ago(11), progress_done=3.0)
     assert sentence(runs, "RUNS") == (

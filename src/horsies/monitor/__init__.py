@@ -1,1 +1,1 @@
-"""Operator functions: read queues, tasks and workers, and act on them."""
+"""Operator functions: read queues, tasks and workers, and control them."""

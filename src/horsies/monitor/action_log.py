@@ -1,4 +1,4 @@
-"""The record of changes made by people, read back: newest first, by subject or author."""
+"""Reads the record of operators' changes, newest first, by subject or author."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def list_actions_script(
 
 
 def author_script(subject: str, verb: str) -> Script[str | None]:
-    """Return who last made this change to the subject, and the reason if there is one."""
+    """Return the last author of this change to the subject, and the reason if one was given."""
     return (yield from authors_script([subject], verb)).get(subject)
 
 
 def authors_script(subjects: Sequence[str], verb: str) -> Script[dict[str, str]]:
-    """Return who last made this change to each subject, and why; subjects without such a change are left
-    out.
+    """Return the last author and reason of this change for each subject; omit subjects without such a
+    change.
     """
     rows: list[ActionRow] = yield last_actions(subjects, verb)
     return {row.subject: f"{row.actor} ({row.detail})" if row.detail else row.actor for row in rows}

@@ -48,7 +48,7 @@ _SENDING = BrokerErrorCode.ENQUEUE_FAILED
 
 @dataclass(frozen=True, slots=True)
 class TaskRetried:
-    """A request that was sent again: the new task, and the one it was copied from."""
+    """The result of sending a request again: the new task and the original task."""
 
     task_id: str
     """The id of the new task."""
@@ -62,8 +62,8 @@ class TaskRetried:
 class QueueOrder:
     """A request to pause or resume a queue.
 
-    ``configured`` lists the application's queues. If there is no application it is None, and any queue
-    in use in the database is accepted. ``reason`` is stored with the record of the change.
+    ``configured`` lists the application's queues. Without an application it is None, and any queue in
+    use in the database is accepted. ``reason`` is stored with the record of the change.
     """
 
     name: str
@@ -78,7 +78,7 @@ class QueueOrder:
 
 
 def switch_queue(broker: PostgresBroker, order: QueueOrder) -> BrokerResult[QueueState]:
-    """Pause or resume a queue on all workers; Err(UNKNOWN_QUEUE) for an unknown name."""
+    """Pause or resume a queue on all workers; return Err(UNKNOWN_QUEUE) for an unknown name."""
     done = perform_action(broker, _SWITCHING, order.action, _switch_script(order))
     return done.and_then(lambda switched: switched).map(lambda switched: switched.state)
 
@@ -130,7 +130,7 @@ def retry_task(
     """Send a finished task's request again, as a new task that refers to the old one.
 
     The new task has the same arguments, unless ``call`` has others, and the same options, queue,
-    priority and time limit. It drops the idempotency key, and a ``good_until`` that has passed.
+    priority and time limit. It has no idempotency key, and no ``good_until`` that has passed.
     Unfinished tasks and workflow tasks are rejected.
     """
     if suppressed:
@@ -162,9 +162,7 @@ async def retry_task_async(
 async def send_task_async(
     sender: Sender, arguments: Mapping[str, Any], stamp: Stamp, reason: str | None = None
 ) -> TaskSendResult[TaskHandle[Any]]:
-    """Send a new task manually, and record its author; a repeated send with the same stamp finds the
-    same task.
-    """
+    """Send a new task manually and record its author; sending the same stamp again finds the same task."""
     ready = sender.prepare((), arguments, stamp=stamp)
     if isinstance(ready, Err):
         return ready
@@ -213,7 +211,7 @@ def _retried(
 ) -> Result[TaskRetried, TaskActionError]:
     result = action_result(task_id, done)
     if isinstance(result, Err) and result.err_value.retryable:
-        # The connection may have been lost after the COMMIT.
+        # The connection may have been lost after the COMMIT, so the task may exist already.
         doubt = f" The new task may exist as {new_task_id}; check before you try again."
         return Err(replace(result.err_value, message=result.err_value.message + doubt))
     return result

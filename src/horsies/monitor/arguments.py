@@ -1,4 +1,4 @@
-"""Searches in the arguments of tasks: ``order_id=17``, or a text that occurs in some argument."""
+"""Searches in the arguments of tasks: ``order_id=17``, or text that occurs in any argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from horsies.db.statements.lookup import FoundTask
 from horsies.monitor.queries import SEARCHED_BYTES_MAX, Search
 
-# Stands for the value of a secret key.
+# The placeholder for the value of a secret key.
 MASKED = {"masked": True}
 INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
@@ -19,17 +19,17 @@ INVISIBLE = re.compile(
 
 
 class Mask(Protocol):
-    """Which arguments a search must not reveal."""
+    """Decides which arguments a search must not reveal."""
 
     def hides(self, key: str) -> bool:
         """Return whether the values of this key are secret."""
 
     def value(self, stored: Any, names: Sequence[str] = ()) -> Any:
-        """The stored value, with ``MASKED`` in place of secret ones."""
+        """Return the stored value, with ``MASKED`` in place of secret values."""
 
 
 class NoMask:
-    """The mask for people who may read the tables: nothing is hidden."""
+    """The mask for users who may read the tables: it hides nothing."""
 
     def hides(self, key: str) -> bool:
         return False
@@ -40,10 +40,9 @@ class NoMask:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A search for arguments: all ``needles`` must occur in the stored text; then ``matches`` decides.
-
-    With a ``path``, the first needle is its last key, which is missing from the text of positional
-    arguments.
+    """A search for arguments: all ``needles`` must occur in the stored text, and then ``matches``
+    decides. With a ``path``, the first needle is the path's last key; positional arguments are stored
+    without this key.
     """
 
     needles: tuple[str, ...]
@@ -51,7 +50,7 @@ class Argument:
     wanted: Any
 
     def among_encrypted(self) -> Argument:
-        """Return the search for a database that cannot search the texts: every task is a candidate."""
+        """Return the search for a database that cannot search stored texts: every task is a candidate."""
         return replace(self, needles=("",))
 
     def matches(
@@ -83,11 +82,11 @@ class Argument:
 
 
 class ArgumentProblem(ValueError):
-    """A rejected search, as a sentence."""
+    """The reason why a search was rejected, as a sentence."""
 
 
 def parse_argument(text: str, masking: Mask) -> Argument:
-    """Parse ``order_id=17``, ``address.city="New York"``, or a text that occurs in some argument."""
+    """Parse ``order_id=17``, ``address.city="New York"``, or text that occurs in any argument."""
     text = text.strip()
     if not text or INVISIBLE.search(text):
         raise ArgumentProblem(
@@ -105,7 +104,7 @@ def parse_argument(text: str, masking: Mask) -> Argument:
 
 
 def _wanted(written: str) -> tuple[Any, str | None]:
-    """Return the value and the text under which it is stored, if that is known."""
+    """Return the wanted value and the text under which it is stored, if that is known."""
     try:
         value = json.loads(written)
     except (ValueError, RecursionError):
@@ -162,7 +161,9 @@ def search_for(
     parameters: Mapping[str, Sequence[str]],
     max_bytes: int = SEARCHED_BYTES_MAX,
 ) -> Search:
-    """The search for an argument; ``parameters`` are the positional parameters of the known tasks."""
+    """Return the search for an argument; ``parameters`` are the positional parameters of the known
+    tasks.
+    """
 
     def matches(task: FoundTask) -> bool:
         names = parameters.get(task.task_name, ())

@@ -1,7 +1,5 @@
-"""JSON documents for queues, workers, tasks, schedules and pages.
-
-Shared by the command line's ``--json`` and the JSON API. A run's document is in
-``horsies.workflow.run.listing``.
+"""JSON documents for queues, workers, tasks, schedules and pages, for the command line's ``--json`` and
+the JSON API. A run's document is in ``horsies.workflow.run.listing``.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ def json_value(value: Any) -> Any:
 
 
 def stored_json(text: str | None) -> Any:
-    """Parse stored JSON; other text is returned unchanged."""
+    """Parse stored JSON; return any other text unchanged."""
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError):
@@ -55,7 +53,7 @@ def stored_json(text: str | None) -> Any:
 
 
 def page_document(page: Page[Any], key: str) -> dict[str, Any]:
-    """Return a page of a list as a JSON object, without ages, because they change with every call."""
+    """Return a page of a list as a JSON object, without ages, which would differ in every response."""
     rows = [asdict(row) for row in page.rows]
     for row in rows:
         del row["age_seconds"]
@@ -72,7 +70,7 @@ def overview_document(overview: Overview) -> dict[str, Any]:
 
 
 def queue_document(queue: QueueOverview) -> dict[str, Any]:
-    # Not with `asdict`, which would copy every value: there may be thousands of queues.
+    # Without `asdict`, which would copy every value of thousands of queues.
     document = {name: getattr(queue, name) for name in QueueOverview.__dataclass_fields__}
     return {"name": queue.name, "paused": queue.paused_at is not None, **document}
 
@@ -103,7 +101,7 @@ def blocked_document(row: BlockedRow) -> dict[str, Any]:
 def task_document(report: TaskReport, payload: bool) -> dict[str, Any]:
     """Return one task with its attempts; ``payload`` adds the arguments and the result."""
     document = report.task._asdict()
-    del document["age_seconds"]  # it changes with every call
+    del document["age_seconds"]  # The age changes with every call.
     document["options"] = stored_json(document.pop("task_options"))
     for name in _PAYLOAD_FIELDS:
         stored = stored_json(document.pop(name))

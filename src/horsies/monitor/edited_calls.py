@@ -1,8 +1,6 @@
-"""Calls of finished tasks with other arguments, checked by the task's parameters before they are sent.
-
-Pure. Arguments are edited by name, so a call that was made by position becomes one by name. A viewer may
-edit a call whose secret values are hidden: parts that come back as they were shown are taken from the
-stored call.
+"""Pure functions that edit the arguments of finished tasks, checked against the task's parameters before
+a send. Arguments are edited by name, including arguments that were passed by position. If secret values
+are hidden from the viewer, unedited parts are taken from the stored call.
 """
 
 from __future__ import annotations
@@ -20,11 +18,11 @@ from horsies.tasks.request import encode
 
 
 class EditProblem(ValueError):
-    """Arguments that cannot be sent, as a sentence."""
+    """The reason why arguments cannot be sent, as a sentence."""
 
 
 def named_arguments(signature: CallSignature, task: TaskDetail) -> dict[str, Any]:
-    """Return a stored call's arguments by name, to be edited."""
+    """Return a stored call's arguments by name, for editing."""
     _refuse_reserved(task.task_name)
     try:
         args, kwargs = json.loads(task.args or "[]"), json.loads(task.kwargs or "{}")
@@ -46,10 +44,9 @@ def edited_call(
     task: TaskDetail,
     arguments: Mapping[str, Any],
 ) -> EncodedCall:
-    """Return a task's call with these arguments; EditProblem if they do not fit the parameters.
-
-    The key of a task decides its place among other tasks, so the argument that contains the key cannot
-    be edited.
+    """Return a task's call with these arguments; raise EditProblem if they do not fit the parameters.
+    The argument that determines the task's key cannot be edited, because the key decides the task's
+    place among other tasks.
     """
     signature = definition.signature
     kwargs = checked_arguments(definition, arguments)
@@ -67,7 +64,7 @@ def edited_call(
 
 
 def checked_arguments(definition: TaskDefinition, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return JSON arguments as the values of a call by name; EditProblem if they do not fit."""
+    """Return JSON arguments as the values of a call by name; raise EditProblem if they do not fit."""
     _refuse_reserved(definition.name)
     signature = definition.signature
     if (misfit := signature.names.misfit(0, arguments)) is not None:
@@ -82,7 +79,7 @@ def checked_arguments(definition: TaskDefinition, arguments: Mapping[str, Any]) 
 
 
 def is_reserved(task_name: str) -> bool:
-    """Return whether a task belongs to horsies itself: a worker signs the event that is its argument."""
+    """Return whether a task belongs to horsies itself. Its argument is an event that a worker signs."""
     return task_name.startswith(RESERVED_PREFIX)
 
 
@@ -107,14 +104,15 @@ def changed_names(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
 
 
 def edit_reason(names: Sequence[str], reason: str | None) -> str:
-    """Return the reason to record for a send with edited arguments: their names, and the author's words."""
+    """Return the reason to record for a send with edited arguments: the arguments' names, and the
+    author's reason.
+    """
     edited = f"edited {', '.join(names)}" if names else "nothing edited"
     return f"{edited}: {reason}" if reason else edited
 
 
 def unmasked(given: Any, shown: Any, stored: Any) -> Any:
-    """Return the edited values, in which each part that equals the value shown is replaced by the stored
-    value.
+    """Return the edited values; replace each part that equals the shown value by the stored value.
 
     Example:
         >>> unmasked({"a": 2, "card": "hidden"}, {"a": 1, "card": "hidden"}, {"a": 1, "card": 4111})

@@ -1,9 +1,8 @@
-"""Erasing, by deletion or redaction: which tasks and runs an order may erase, and one batch of it.
-
-Only tasks and runs that have ended are erased. A task of a workflow goes with its whole run, because its
-arguments and its result may be in any other node. Data about the erased tasks in other tables is erased
-too. If the order was found by a key or an argument, the limits of the tasks' keys are erased as well,
-once no open task has the key. The limits of a key that all calls of a task share are kept.
+"""Deletes or redacts tasks and runs: decides which rows an order may erase, and erases one batch. Only
+ended tasks and runs are erased. A workflow task is erased with its whole run, because its arguments and
+its result may be in any other node. Data about the erased tasks in other tables is erased too. An order
+for a key or an argument also erases the limits of the tasks' keys, once no open task has the key. A key
+that is the same for all calls of a task keeps its limits.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from horsies.monitor.order_plan import SCOPES, Order, OrderVerb
 from horsies.result import Ok
 from horsies.tasks.broker import BrokerResult
 
-# How many tasks one batch erases if filters choose them.
+# The number of tasks per batch if filters select the tasks.
 ERASE_BATCH = 1_000
 
 NOT_ENDED = "not ended (cancel first)"
@@ -48,7 +47,7 @@ CHANGED = "changed meanwhile"
 
 
 def erasure_refusal(order: Order, row: Erasable) -> str | None:
-    """Return why an order must not erase a task or run."""
+    """Return the reason why an order must not erase a task or run."""
     if row.status not in {status.value for status in SCOPES[order.verb].allowed}:
         return NOT_ENDED
     if row.is_part:
@@ -59,15 +58,15 @@ def erasure_refusal(order: Order, row: Erasable) -> str | None:
 
 
 def judge_erasures_script(order: Order, ids: Sequence[str]) -> Script[Counter[str]]:
-    """Count the tasks and runs that an order would refuse to erase, by reason."""
+    """Count the tasks and runs that an order would refuse to erase, per reason."""
     rows: list[Erasable] = yield meet_erasures(ids)
     reasons = (erasure_refusal(order, row) for row in rows)
     return Counter(one for one in reasons if one is not None)
 
 
 def erase_script(order: Order, ids: Sequence[str]) -> Script[Counter[str]]:
-    """Erase the tasks and runs of one batch; return the refused ones, by reason."""
-    if order.ids:  # tasks chosen by filters are never runs
+    """Erase the tasks and runs of one batch; return the refused ones, per reason."""
+    if order.ids:  # Filters select tasks, never runs.
         yield lock_runs(ids)
     rows: list[Erasable] = yield meet_erasures(ids)
     refused: Counter[str] = Counter()
@@ -108,7 +107,9 @@ def key_queues_script(key: str) -> Script[list[str]]:
 
 
 def forget_key_script(key: str) -> Script[BrokerResult[bool]]:
-    """Forget a key in every queue where no open task has it; return whether all queues forgot it."""
+    """Delete a key's limits, pause and history in every queue where no open task uses the key; return
+    whether all queues were cleared.
+    """
     found: list[QueueKey] = yield find_key_queues(key)
     kept: list[QueueKey] = yield _forgetting(found)
     return Ok(not kept)

@@ -27,7 +27,7 @@ from horsies.monitor.personal_data import PersonalData
 # Tasks with large payloads are read in small portions.
 PORTION = 100
 
-# Columns with JSON texts, which become values.
+# The columns with JSON text, which is exported as values.
 _JSON = {
     *(
         "args",
@@ -44,7 +44,7 @@ _JSON = {
 
 
 def portions(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Divide ids into portions, each of which one script exports."""
+    """Divide ids into portions; one script exports one portion."""
     return (ids[start : start + PORTION] for start in range(0, len(ids), PORTION))
 
 
@@ -57,8 +57,8 @@ def run_tasks_script(runs: Sequence[str]) -> Script[list[str]]:
 class Export:
     """Reads rows as documents, and decrypts them with the keys of an application.
 
-    Texts that need a key or a store which the application lacks are returned as stored; ``missing_keys``
-    and ``missing_stores`` collect the ids of these keys and stores.
+    If the application lacks a key or a store, the affected texts are returned as stored, and
+    ``missing_keys`` or ``missing_stores`` gets its id.
     """
 
     def __init__(self, payloads: Payloads | None) -> None:
@@ -75,7 +75,7 @@ class Export:
         return self._subjects("run", export_runs, ids)
 
     def others(self, found: PersonalData, key: str | None) -> Script[list[dict[str, Any]]]:
-        """Export the schedules that were found, and the limits of a key."""
+        """Export the schedules and the key limits that the search found."""
         definitions: list[Definition] = yield find_definitions()
         chosen = [row._asdict() for row in definitions if row.name in found.schedules]
         documents = [{"kind": "schedule", **self._values(one)} for one in chosen]
@@ -99,7 +99,7 @@ class Export:
             yield {"kind": kind, **self._values(json.loads(row.document))}
 
     def _values(self, value: Any) -> Any:
-        """Return a document in which JSON texts are values."""
+        """Return a document in which JSON texts are replaced by values."""
         if isinstance(value, list):
             return [self._values(one) for one in value]
         if isinstance(value, dict):

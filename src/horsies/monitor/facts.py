@@ -1,4 +1,4 @@
-"""The facts behind a diagnosis: rows that are read once and shared by all rules, and the rules' limits."""
+"""The facts behind a diagnosis: rows that are read once for all rules, and the rules' limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEGABYTE = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The values at which a fact becomes a finding; a pair holds the limits for yellow and red."""
+    """The values at which a fact becomes a finding; a pair has the limits for yellow and red."""
 
     lock_seconds: float = 1.0
     xmin_seconds: tuple[float, float] = (5 * MINUTE, HOUR)
@@ -50,7 +50,7 @@ def _now() -> datetime:
 
 @dataclass(slots=True)
 class Facts:
-    """The rows read in one run of the rules; rules that need the same rows share them."""
+    """The rows read in one run of the rules, shared by rules that need the same rows."""
 
     schema: str = DEFAULT_SCHEMA
     limits: Limits = Limits()
@@ -58,7 +58,7 @@ class Facts:
     _known: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
 
     def read(self, step: tuple[Statement[Any, Row], Any]) -> Script[list[Row]]:
-        """The rows that a statement returns for these parameters, read once per run."""
+        """Return a statement's rows for these parameters; run the statement once per run of the rules."""
         statement, params = step
         key = (statement.name, repr(params))
         if key not in self._known:
@@ -66,7 +66,7 @@ class Facts:
         return self._known[key]
 
     def share(self, name: str, make: Callable[[], Script[list[T]]]) -> Script[list[T]]:
-        """The result that a script computes from rows, computed once per run and identified by the name."""
+        """Return a script's result, computed once per run of the rules and identified by the name."""
         key = (name, "")
         if key not in self._known:
             self._known[key] = yield from make()

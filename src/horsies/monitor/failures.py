@@ -1,8 +1,8 @@
 """Failed attempts grouped by fingerprint: the task, the error code, the exception class and its place.
 
 The groups come from the newest 20,000 attempts; at most 2,000 failed attempts among them are read. The
-time at which a group was first seen, and a single group, are read through the index on fingerprints, so
-both cover all attempts on record.
+first time of a group, and a single group, are read from the index on fingerprints, so they cover all
+attempts on record.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from horsies.db.statements.lookup import (
 
 ATTEMPTS_MAX = 20_000
 FAILURES_MAX = 2_000
-# The equal parts of time in which one group's failures are counted.
+# The number of equal time slots in which one group's failures are counted.
 SLOTS = 48
 _MESSAGE_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Groups, the largest first. ``looked_back_to`` is None if all recorded attempts were read."""
+    """The groups, largest first. ``looked_back_to`` is None if all recorded attempts were read."""
 
     groups: list[FailureGroup]
     looked_back_to: datetime | None = None
@@ -41,12 +41,12 @@ class Failures:
 
     @property
     def is_cut(self) -> bool:
-        """Whether more attempts failed than were read."""
+        """Whether some failed attempts were not read."""
         return self.total >= FAILURES_MAX
 
 
 def failures_script(names: Sequence[str] = ()) -> Script[Failures]:
-    """Read the groups; ``names`` limits them to these tasks."""
+    """Read the groups; ``names`` limits them to tasks with these names."""
     first: AttemptPlace | None = one_or_none((yield end_of_attempts(ATTEMPTS_MAX)))
     from_id = 0 if first is None else first.id
     groups: list[FailureGroup] = yield group_failures(from_id, FAILURES_MAX, list(names))
@@ -55,25 +55,27 @@ def failures_script(names: Sequence[str] = ()) -> Script[Failures]:
 
 
 def failure_script(fingerprint: str) -> Script[FailureGroup | None]:
-    """Read one group from its newest 2,000 attempts; None if no attempt on record belongs to it."""
+    """Read one group from its newest 2,000 attempts; return None if no recorded attempt belongs to it."""
     group: FailureGroup | None = one_or_none((yield read_failure(fingerprint, FAILURES_MAX)))
     return None if group is None else _cut(group)
 
 
 def _cut(group: FailureGroup) -> FailureGroup:
-    """Cut the group's message, now that it was read: an encrypted one must be read as a whole."""
+    """Shorten the group's message after decryption, because an encrypted message must be read as a
+    whole.
+    """
     return group._replace(message=group.message and group.message[:_MESSAGE_CHARACTERS])
 
 
 class Slot(NamedTuple):
-    """A part of the time that a chart covers, and the failures in it."""
+    """A time slot of a chart, and its failures."""
 
     at: datetime
     failures: int
 
 
 def over_time(group: FailureGroup, now: datetime) -> list[Slot]:
-    """Count a group's failures in equal parts of the time from the oldest that was read until now."""
+    """Count a group's failures in equal time slots, from the oldest read failure until now."""
     oldest = min(group.times)
     seconds = max(now.timestamp() - oldest, 60.0)
     counts = counts_by_part(group.times, oldest, seconds, SLOTS)
@@ -82,7 +84,7 @@ def over_time(group: FailureGroup, now: datetime) -> list[Slot]:
 
 
 def counts_by_part(times: Sequence[float], start: float, seconds: float, parts: int) -> list[int]:
-    """Count times in equal parts of a span."""
+    """Count times in the equal parts of a time span."""
     counts = [0] * parts
     for time in times:
         place = int((time - start) / seconds * parts)
@@ -91,13 +93,13 @@ def counts_by_part(times: Sequence[float], start: float, seconds: float, parts: 
 
 
 def reason_text(group: FailureGroup) -> str:
-    """Return a group's exception class and place, or its error code, in one line."""
+    """Describe a group in one line: its exception class and place, or its error code."""
     kind = group.exception_type or group.error_code or "without a code"
     return f"{kind} in {group.raised_in}" if group.raised_in else kind
 
 
 def release_text(group: FailureGroup) -> str | None:
-    """Return the releases in which a group was first and last seen; None if neither is known."""
+    """Describe the releases in which a group was first and last seen; return None if neither is known."""
     first, last = group.first_release, group.last_release
     if first == last or last is None:
         return first

@@ -1,7 +1,7 @@
 """Health checks: ping the database, ping the workers, read workers' snapshots.
 
-A ping goes through a worker's LISTEN connection and main loop, so a pong proves that both work. Every
-function returns a value, and none changes a task.
+A ping goes through a worker's LISTEN connection and main loop, so a pong proves that both work. Errors
+are returned as values, and no function changes a task.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DatabasePing:
     """The round-trip time to the database, and the server's version."""
 
     latency_ms: float
-    """How long the round trip took."""
+    """The round-trip time."""
     server_version: str
     """The version of PostgreSQL."""
 
@@ -61,7 +61,7 @@ class WorkerPong:
     pid: int
     """The process id of the worker's parent process."""
     latency_ms: float
-    """How long the response took."""
+    """The time until the response arrived."""
 
 
 def ping_database(broker: PostgresBroker) -> BrokerResult[DatabasePing]:
@@ -96,9 +96,8 @@ def ping_workers(
 ) -> BrokerResult[list[WorkerPong]]:
     """Ping all workers, or one, and return the pongs in order of arrival.
 
-    Returns as soon as the target or ``min_responses`` workers have replied, or when the time is up; the
-    list is empty if no worker replied. Pongs from workers that are not ``among`` these ids do not
-    count.
+    Returns when the target or ``min_responses`` workers have replied, or after the timeout; the list is
+    empty if no worker replied. With ``among``, only pongs from these worker ids count.
     """
     if problem := _ping_problem(timeout_seconds, min_responses):
         return Err(BrokerOperationError(BrokerErrorCode.WORKER_PING_FAILED, problem))
@@ -213,7 +212,7 @@ async def list_worker_states_async(
 def get_worker_state_history(
     broker: PostgresBroker, worker_id: str, limit: int | None = None
 ) -> BrokerResult[list[WorkerStateSnapshot]]:
-    """Return one worker's snapshots, newest first; all of them if there is no limit."""
+    """Return one worker's snapshots, newest first; without a limit, return all of them."""
     if problem := _limit_problem(limit):
         return Err(problem)
     history = worker_state_history(worker_id, limit)

@@ -35,7 +35,7 @@ Change: TypeAlias = Script[BrokerResult[Switched[KeyState]]]
 
 LIST_LIMIT = 100
 LIST_LIMIT_MAX = 1_000
-# Due tasks of one key are counted up to this number.
+# The number up to which due tasks of a key are counted.
 COUNT_MOST = 1_000
 
 _CHANGING = BrokerErrorCode.KEY_CHANGE_FAILED
@@ -64,10 +64,9 @@ class Keys:
     configured: Sequence[str] | None = None
 
     def list(self, queue: str, *, limit: int = LIST_LIMIT) -> BrokerResult[States]:
-        """Return the keys that were changed manually, and those with tasks in flight or due tasks.
-
-        Paused keys come first, then those with the most due tasks. At most `limit` keys are read, up to
-        1,000; use ``get`` for one of very many keys.
+        """Return the keys that were changed manually, and the keys with tasks in flight or due tasks.
+        Paused keys come first, then the keys with the most due tasks. At most `limit` keys are read, up
+        to 1,000; use ``get`` to read a single key.
 
         Example:
             waiting = {one.key: one.due for one in app.keys.list("api").unwrap()}
@@ -79,7 +78,7 @@ class Keys:
         return _flat(await self.get_broker().perform_async(_READING, script))
 
     def get(self, queue: str, key: str) -> BrokerResult[KeyState]:
-        """Return one key, whether it has tasks or not.
+        """Return one key, with or without tasks.
 
         Example:
             assert app.keys.get("api", "acme").unwrap().in_flight <= 10
@@ -93,9 +92,8 @@ class Keys:
     def set(
         self, queue: str, key: str, *, reason: str | None = None, **limits: Unpack[KeyLimits]
     ) -> BrokerResult[KeyState]:
-        """Give one key its own limits; limits that are not passed stay unchanged.
-
-        Raises pydantic's ValidationError for a value that ``PerKey`` would not take.
+        """Set the limits of one key; omitted limits stay unchanged. Raises pydantic's ValidationError
+        for a value that ``PerKey`` rejects.
 
         Example:
             app.keys.set("api", "acme", rate=Rate(count=10, per_seconds=1)).unwrap()
@@ -109,7 +107,9 @@ class Keys:
         return await self._change_async("set_key", queue, key, script, reason)
 
     def clear(self, queue: str, key: str) -> BrokerResult[KeyState]:
-        """Remove the key's own limits; those of its queue apply again. A paused key stays paused."""
+        """Remove the key's own limits, so that the queue's limits apply again. A paused key stays
+        paused.
+        """
         return self._change("clear_key", queue, key, _change_script(queue, key, clear_key))
 
     async def clear_async(self, queue: str, key: str) -> BrokerResult[KeyState]:
@@ -117,8 +117,8 @@ class Keys:
         return await self._change_async("clear_key", queue, key, script)
 
     def pause(self, queue: str, key: str, *, reason: str | None = None) -> BrokerResult[KeyState]:
-        """Start no more tasks of the key, on all workers; tasks that a worker already holds run to
-        their end, and other keys are served.
+        """Start no more tasks of the key on any worker; tasks that a worker already holds are run, and
+        other keys are served.
         """
         script = _pause_script(queue, key, reason)
         return self._change("pause_key", queue, key, script, reason)
@@ -130,7 +130,7 @@ class Keys:
         return await self._change_async("pause_key", queue, key, script, reason)
 
     def resume(self, queue: str, key: str) -> BrokerResult[KeyState]:
-        """Start tasks of the key again, whether an operator paused it or a failure did
+        """Start tasks of the key again after a pause by an operator or by a failure
         (``on_failure="halt"``).
         """
         return self._change("resume_key", queue, key, _change_script(queue, key, resume_key))
@@ -158,7 +158,7 @@ class Keys:
         return Ok(state)
 
     def _refusal_script(self, queue: str, key: str) -> Script[BrokerOperationError | None]:
-        """Return why there can be no such key: the text or the queue is not valid."""
+        """Return the reason why a key is invalid: its text or its queue."""
         if problem := lane_key_problem(key):
             sentence = f"{problem[:1].upper()}{problem[1:]}."
             return BrokerOperationError(BrokerErrorCode.INVALID_QUERY, sentence)
@@ -188,7 +188,7 @@ class Keys:
 
 
 def subject_of(queue: str, key: str) -> str:
-    """Return how the record of changes names a key."""
+    """Return the name of a key in the record of changes."""
     return f"key {key} of queue {queue}"
 
 
@@ -220,7 +220,7 @@ def _state(switched: Switched[KeyState]) -> KeyState:
 
 
 def _set_script(queue: str, key: str, limits: KeyLimits) -> Change:
-    """Check the limits now, so that mistakes raise here, and return the script that stores them."""
+    """Check the limits immediately, to raise errors here; return the script that stores them."""
     given = {name: value for name, value in limits.items() if value is not None}
     if unknown := set(limits) - set(KeyLimits.__annotations__):
         names = ", ".join(KeyLimits.__annotations__)

@@ -21,16 +21,16 @@ from horsies.db.statements.measures import (
     read_measures,
 )
 
-# The upper bounds of the buckets in seconds; a sixteenth bucket counts all longer durations.
+# The upper bounds of the buckets in seconds; a sixteenth bucket counts longer durations.
 BOUNDS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
     *(2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
 )
 BUCKETS = len(BOUNDS) + 1
-# After this many task names in one process, all others count as one.
+# After this many task names in one process, further names are counted together.
 NAMES_MAX = 200
 
-# At this age, rows of single minutes are merged into rows of ten.
+# The age at which rows of single minutes are merged into rows of ten minutes.
 MINUTES_KEPT = timedelta(hours=6)
 _TEN_MINUTES = timedelta(minutes=10)
 # The durations whose percentiles a reader needs; each takes about as long to sum as all counts together.
@@ -41,7 +41,7 @@ _COUNTS = ("done", "failed", "retried", "crashed", "stopped", "waited_ms", "ran_
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Durations in seconds of ``count`` attempts; None if there are none."""
+    """Durations in seconds of ``count`` attempts, or None without attempts."""
 
     count: int = 0
     mean: float | None = None
@@ -54,9 +54,10 @@ class Percentiles:
 class Slot:
     """The attempts that ended in one slot of time, which begins at ``at``.
 
-    ``retried`` attempts are followed by another one; the other ends are final. ``stopped`` attempts
-    were cancelled, exceeded their time limit, or ended with their worker. ``waited`` is the time from
-    due to started, for attempts that started in the slot; ``ran`` is the time from started to ended.
+    ``retried`` attempts are followed by another attempt; all other outcomes are final. ``stopped``
+    attempts were cancelled, exceeded their time limit, or ended with their worker. ``waited`` is the
+    time from due to started, for attempts that started in the slot; ``ran`` is the time from started to
+    ended.
     """
 
     at: datetime
@@ -77,7 +78,7 @@ class Slot:
 class Series:
     """Slots of equal length in chronological order, without gaps, up to the database's ``until``.
 
-    The last slot is not over yet. ``total`` covers all attempts in the series and starts with its first
+    The last slot is incomplete. ``total`` covers all attempts in the series and starts with its first
     slot.
     """
 
@@ -93,14 +94,13 @@ class Series:
 
 
 def bucket_of(seconds: float) -> int:
-    """Return the bucket of a duration; a duration at a bound belongs to the bucket below it."""
+    """Return the bucket of a duration; a duration on a bound belongs to the lower bucket."""
     return bisect_left(BOUNDS, seconds)
 
 
 def percentile(buckets: Sequence[int], share: float) -> float | None:
-    """Return the duration in seconds that this share of attempts does not exceed; None if there are none.
-
-    Durations beyond the last bound are reported as that bound.
+    """Return the duration in seconds that this share of attempts does not exceed, or None without
+    attempts. Durations beyond the last bound are reported as that bound.
     """
     reached = list(accumulate(buckets))
     return _percentile(buckets, reached, share) if any(buckets) else None
@@ -141,7 +141,8 @@ def read_measures_script(
     durations: Collection[Duration] = BOTH,
 ) -> Script[Series]:
     """Read the attempts of the last ``since`` in slots of ``step``; ``queues`` and task ``names``
-    restrict them. ``step`` is rounded by ``fitting_step``. Other ``durations`` have no percentiles.
+    restrict them. ``step`` is rounded by ``fitting_step``. Percentiles are computed only for
+    ``durations``.
     """
     step = fitting_step(since, step)
     seconds = round(step.total_seconds())
@@ -159,10 +160,8 @@ def read_split_measures_script(
     queues: Sequence[str] = (),
     durations: Collection[Duration] = BOTH,
 ) -> Script[dict[str, Series]]:
-    """Read the attempts of the period ``since``, up to now, as one slot per queue or task name that has
-    any.
-
-    A worker measures its first 200 task names separately; the name '' stands for all its other tasks.
+    """Read the attempts of the period ``since`` as one slot per queue or task name with attempts. A
+    worker counts its first 200 task names separately; the name '' has all its other tasks.
     """
     step = since + timedelta(minutes=1)
     seconds = round(step.total_seconds())
@@ -177,7 +176,9 @@ def read_split_measures_script(
 def done_by_minute_script(
     queues: Sequence[str], minutes: int = 60
 ) -> Script[dict[str, Sequence[int]]]:
-    """Read how many of these queues' attempts were done in each of the last whole minutes, oldest first."""
+    """Read the number of these queues' finished attempts per minute for the last whole minutes, oldest
+    first.
+    """
     rows: list[DoneByMinute] = yield count_done_by_minute(minutes, queues)
     found: dict[str, Sequence[int]] = {}
     for row in rows:

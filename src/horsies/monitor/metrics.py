@@ -1,4 +1,4 @@
-"""Prometheus metrics: the catalogue, the cluster-wide gauges, and the text that a scraper reads.
+"""Prometheus metrics: the catalogue, the cluster-wide gauges, and the text for scrapers.
 
 ``prometheus_client`` is an optional dependency, the extra ``metrics``: only the functions that write
 text or register counters import it.
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric as Family
 
-# Scrapers share a collection up to this age; findings and table sizes are read less often.
+# The maximum age of a collection that scrapers share; findings and table sizes are read less often.
 COLLECT_SECONDS = 5.0
 FINDINGS_SECONDS = 15.0
 SIZES_SECONDS = 60.0
-# The period of the rate from which the time to drain a queue is computed.
+# The period of the rate that determines the time to drain a queue.
 RATE_SPAN = timedelta(minutes=5)
-# Runs and schedules are counted up to this number.
+# The number up to which runs and schedules are counted.
 COUNT_MOST = 10_000
-# Keys are counted up to this number for each queue.
+# The number up to which the keys of a queue are counted.
 KEYS_MOST = 1_000
 
 Kind = Literal["gauge", "counter", "histogram"]
@@ -286,7 +286,7 @@ def exposition(values: Iterable[Value], accept: str = "") -> tuple[bytes, str]:
 def exposition_of(
     by_database: Mapping[str, Iterable[Value]], accept: str = ""
 ) -> tuple[bytes, str]:
-    """Like ``exposition``, but for several databases, distinguished by the label ``database``; "" gets
+    """Return the text for several databases, distinguished by the label ``database``; the name "" gets
     no label.
     """
     require_prometheus()
@@ -300,7 +300,7 @@ def exposition_of(
 
 
 class _Collected:
-    """A collector of values that have already been read."""
+    """A collector that returns values that were read before."""
 
     def __init__(self, by_database: Mapping[str, Iterable[Value]]) -> None:
         self._by_database = by_database
@@ -351,27 +351,26 @@ def _cumulated(histogram: Histogram) -> list[tuple[str, float]]:
 
 @dataclass
 class ClusterGauges:
-    """The cluster's gauges, collected at most every five seconds, however many scrapers there are.
-
-    While ``fresh`` is None, one caller at a time runs ``script`` on its own connection. If
-    ``wants_details`` is true then, it runs ``details_script`` as well, for findings and sizes of tables,
-    in another transaction: a lock on a table that only these read hides no other gauge.
+    """The cluster's gauges, collected at most every five seconds for any number of scrapers. While
+    ``fresh`` is None, one caller at a time runs ``script`` on its own connection. If ``wants_details``
+    is then true, the caller also runs ``details_script``, for findings and table sizes, in another
+    transaction, so that a table lock that blocks it does not hide other gauges.
     """
 
     schema: str
     configured: Mapping[str, int | None] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
-    # Empty while the database cannot be read.
+    # The gauges; empty while the database cannot be read.
     _samples: Sequence[Sample] = ()
     _seconds: float = 0.0
     _collected_at: float | None = None
-    # The rows of the last collection, which the checks read as well, and the findings.
+    # The rows of the last collection, which the checks reuse, and the findings.
     _facts: Facts = field(default_factory=Facts)
     _findings: Sequence[Sample] = ()
     _found_at: float | None = None
     _sizes: Sequence[TableSize] = ()
     _sized_at: float | None = None
-    # The losses of the last hour that have been counted, and the count of all losses.
+    # The losses of the last hour that were already counted, and the total number of losses.
     _losses: set[tuple[str, datetime]] = field(default_factory=set)
     _lost: int = 0
 
@@ -382,13 +381,13 @@ class ClusterGauges:
         return self.samples() if is_recent else None
 
     def samples(self) -> Sequence[Sample]:
-        """The last collection, and the details unless it failed."""
+        """The last collection, with the details unless they could not be read."""
         is_up = bool(self._samples)
         details = [*self._findings, *size_samples(self._sizes)] if is_up else []
         return [*self._samples, *details, *_about(self._seconds, up=is_up)]
 
     def script(self) -> Script[None]:
-        """Read and keep the gauges."""
+        """Read the gauges and keep them."""
         started = self.clock()
         self._facts = Facts(self.schema)
         overview = yield from overview_script(self.configured, self._facts)
@@ -402,38 +401,38 @@ class ClusterGauges:
         self._keep(samples, started)
 
     def _count_losses(self, losses: Iterable[Loss]) -> None:
-        """Count only new losses: expired rows are deleted, but a counter must never decrease."""
+        """Count only new losses, because a counter must never decrease when old rows are deleted."""
         found = {(one.worker_id, one.lost_at) for one in losses}
         self._lost += len(found - self._losses)
         self._losses = found
 
     def wants_details(self) -> bool:
-        """Whether the findings are old. The caller has just run ``script``."""
+        """Whether the findings need a new read. The caller has just run ``script``."""
         return _is_old(self._found_at, self.clock(), FINDINGS_SECONDS)
 
     def details_script(self) -> Script[None]:
-        """Run the cheap checks on the rows of the last collection and some more, and keep the findings; read
-        the sizes of the tables if they are old.
+        """Run the cheap checks on the last collection and further rows, and keep the findings; read the
+        table sizes if they are old.
         """
-        # Imported only here, because the worker and producers use this module but never need the checks.
+        # Import the checks here, because workers and producers use this module without them.
         from horsies.monitor.diagnose.attention import findings_script
 
         started = self._found_at = self.clock()
         found = yield from findings_script(self._facts)
         self._findings = list(finding_samples(found))
         if _is_old(self._sized_at, started, SIZES_SECONDS):
-            # Set before the read: a locked table then costs the findings of one minute, not of every one.
+            # Set the time before the read, so that a locked table costs one read per minute.
             self._sized_at = started
             self._sizes = yield read_table_sizes(self.schema)
         self._seconds += self.clock() - started
 
     def note_no_details(self) -> None:
-        """Note that the details could not be read, which is a finding as well."""
+        """Record that the details could not be read; this counts as a finding."""
         self._found_at = self.clock()
         self._findings = [Sample("horsies_findings", NOT_CHECKED, 1.0)]
 
     def note_failure(self) -> None:
-        """Note that the database could not be read; this answer is kept as long as any other."""
+        """Record that the database could not be read; this result is kept for the same time as others."""
         self._keep((), self.clock())
 
     def _keep(self, samples: Sequence[Sample], started: float) -> None:
@@ -446,7 +445,7 @@ def _is_old(read_at: float | None, now: float, seconds: float) -> bool:
 
 
 UP = Sample("horsies_up", (), 1.0)
-# The labels of the finding that is counted while the findings cannot be read.
+# The labels of the finding that stands for unreadable findings.
 NOT_CHECKED = ("NOT_CHECKED", Level.RED.value)
 
 
@@ -456,7 +455,7 @@ def _about(seconds: float, *, up: bool) -> Iterator[Sample]:
 
 
 def finding_samples(findings: Iterable[Finding]) -> Iterator[Sample]:
-    """Count findings by code and level; every red code of the catalogue has a count, even if it is 0."""
+    """Count findings by code and level; every red code of the catalogue has a count, even 0."""
     counts = {(code, Level.RED.value): 0 for code in RED_CODES}
     for one in findings:
         labels = one.code, one.level.value
@@ -471,7 +470,7 @@ def cluster_samples(
     gauges: Gauges,
     keys: Iterable[KeyCounts],
 ) -> Iterator[Sample]:
-    """Turn facts from the database into gauges."""
+    """Convert facts from the database to gauges."""
     own, others = split_queues(overview.queues)
     serving = servers_by_queue(overview.workers)
     for queue in own:
@@ -494,7 +493,7 @@ def cluster_samples(
 
 
 def size_samples(sizes: Iterable[TableSize]) -> Iterator[Sample]:
-    """Turn the sizes of tables into gauges."""
+    """Convert the sizes of tables to gauges."""
     for size in sizes:
         yield Sample("horsies_table_bytes", (size.name,), size.bytes)
         yield Sample("horsies_table_dead_rows", (size.name,), size.dead_rows)
@@ -503,7 +502,7 @@ def size_samples(sizes: Iterable[TableSize]) -> Iterator[Sample]:
 def split_queues(
     queues: Sequence[QueueOverview],
 ) -> tuple[list[QueueOverview], list[QueueOverview]]:
-    """Return the queues that have their own series (the first by name), and the queues that share one
+    """Return the queues with their own series (the first queues by name), and the queues that share a
     series.
     """
     if len(queues) <= QUEUES_MAX:
@@ -518,7 +517,7 @@ def _samples_of_others(
     serving: Mapping[str, Sequence[WorkerSummary]],
     series: Mapping[str, Series],
 ) -> Iterator[Sample]:
-    """Sum the queues beyond the first ones; the oldest task and the longest drain represent all of them."""
+    """Sum the queues that share a series; the oldest task and the longest drain time are their maximum."""
     if not queues:
         return
     oldest = max((one.oldest_waiting_seconds or 0.0 for one in queues), default=0.0)
@@ -568,7 +567,7 @@ def _queue_samples(
 
 
 def drain_seconds(due: int, series: Series | None) -> float:
-    """Return how long the due tasks will take at the recent rate."""
+    """Return the time in which the due tasks will finish at the recent rate."""
     if not due:
         return 0.0
     total = series.total if series else None
@@ -586,16 +585,15 @@ def _worker_states(workers: Iterable[WorkerSummary]) -> dict[str, int]:
 
 
 class _Sends(Protocol):
-    """The part of an application that ``count_sends`` needs."""
+    """The parts of an application that ``count_sends`` needs."""
 
     _producer: Producer
 
 
 def count_sends(app: _Sends, registry: CollectorRegistry | None = None) -> None:
-    """Count this process's sends as ``horsies_sends_total``, and measure how long they take.
-
-    The metrics are registered with ``registry``, by default the one in ``prometheus_client``, which
-    your application serves. Call this once; it needs the extra ``metrics``.
+    """Count this process's sends as ``horsies_sends_total``, and measure their duration. The metrics are
+    registered with ``registry``; by default, this is the registry of ``prometheus_client``, which your
+    application serves. Call this once; it needs the extra ``metrics``.
 
     Example:
         count_sends(app)

@@ -1,6 +1,5 @@
-"""Operations: the methods of an application that read and control stored tasks, queues and workers.
-
-A base class of ``Horsies`` for methods that neither define nor send tasks.
+"""Operations: a base class of ``Horsies`` with the methods that read and control stored tasks, queues
+and workers.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Operations(ABC):
     # Reading results by id
 
     def handle(self, task_id: str, task_name: str | None = None) -> TaskHandle[Any]:
-        """Return a handle for a task sent elsewhere; ``task_name``, if given, types its result."""
+        """Return a handle for a task that was sent elsewhere; with ``task_name``, its result is typed."""
         definition = self.definitions().get(task_name) if task_name else None
         results = definition.results if definition else None
         return TaskHandle(task_id, self.get_broker(), results)
@@ -120,7 +119,7 @@ class Operations(ABC):
         return await self.handle(task_id).cancel_async(include_running=include_running)
 
     def retry_task(self, task_id: str) -> Result[TaskRetried, TaskActionError]:
-        """Send a finished task's request again, as a new task that refers to the old one."""
+        """Send a finished task's request again as a new task that refers to the old one."""
         return actions.retry_task(
             self.get_broker(), task_id, suppressed=self.are_sends_suppressed()
         )
@@ -134,10 +133,10 @@ class Operations(ABC):
     rerun_task = retry_task
     rerun_task_async = retry_task_async
 
-    # Why something is not making progress
+    # Explanations of missing progress
 
     def durable_handle(self, task_id: str) -> DurableHandle:
-        """Make a handle for a run of a durable function: to signal, resume, reset or read it."""
+        """Return a handle for a run of a durable function, to signal, resume, reset or read it."""
         return durable_runs.DurableHandle(task_id, self.get_broker(), self.definitions().get)
 
     def signal(
@@ -153,7 +152,8 @@ class Operations(ABC):
     def explain(self, row_id: str, node: str | None = None) -> BrokerResult[Explanation]:
         """Explain why the task or run with this id, or a node of the run, is not making progress.
 
-        The explanation's ``status`` is None if there is no such task, run or node; its reason says why.
+        If there is no such task, run or node, the explanation's ``status`` is None, and its reason
+        explains the absence.
 
         Example:
             for reason in app.explain(handle.task_id).unwrap().reasons:
@@ -204,7 +204,7 @@ class Operations(ABC):
 
         ``status`` takes a TaskStatus or its text, in upper or lower case. ``since`` and ``until`` bound
         the send time. ``limit`` is at most 1,000. ``after`` is the previous page's ``next_cursor``.
-        Err(INVALID_QUERY) names a wrong filter.
+        An invalid filter results in Err(INVALID_QUERY).
 
         Example:
             page = app.tasks_where(status="FAILED", queue=["mail", "reports"]).unwrap()
@@ -324,7 +324,7 @@ class Operations(ABC):
         return await actions.switch_queue_async(self.get_broker(), order)
 
     def resume_queue(self, queue_name: str) -> BrokerResult[QueueState]:
-        """Let workers claim a queue's tasks again; they start immediately."""
+        """Let workers claim a queue's tasks again; due tasks start immediately."""
         return actions.switch_queue(self.get_broker(), _order(self, queue_name, paused=False))
 
     async def resume_queue_async(self, queue_name: str) -> BrokerResult[QueueState]:

@@ -1,6 +1,5 @@
-"""Bulk order plans: an order's verb, filters and bounds, as values and as text.
-
-``orders.py`` reads and writes the database for them.
+"""Bulk order plans: an order's verb, filters and bounds, as values and as text. ``orders.py`` executes
+them in the database.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from horsies.states import TaskStatus, WorkflowStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult
 
 ORDER_MAX = 10_000
-# The `limit` of orders that keep no list of ids: practically none.
+# The `limit` of orders without a list of ids, practically unlimited.
 ENDLESS = 2**31 - 1
-# How many rows a dry run reads per page.
+# The number of rows that a dry run reads per page.
 PAGE = 1_000
 
 Counts: TypeAlias = Mapping[str, int]
@@ -60,7 +59,7 @@ Statuses: TypeAlias = Sequence[TaskStatus | WorkflowStatus]
 
 
 class Scope(NamedTuple):
-    """The statuses that a verb applies to, and those it selects if there is no status filter."""
+    """The statuses to which a verb applies, and the statuses that it selects without a status filter."""
 
     default: Statuses
     allowed: Statuses
@@ -80,7 +79,9 @@ SCOPES: Mapping[OrderVerb, Scope] = {
 
 
 class Wording(NamedTuple):
-    """A verb's wording: its title, the question asked before it, and the state of a task or run after it."""
+    """A verb's wording: its title, the confirmation question, and the state of a task or run after the
+    change.
+    """
 
     title: str
     question: str
@@ -104,8 +105,8 @@ WORDS: Mapping[OrderVerb, Wording] = {
 class Order:
     """A verb, the tasks or runs it applies to, and the bounds that a dry run has fixed.
 
-    ``newest`` is the cursor where the batches begin, and ``oldest`` the cursor of the last row. Tasks
-    may also be named by id.
+    ``newest`` is the cursor at which the batches begin, and ``oldest`` is the cursor of the last row.
+    Tasks may also be named by id.
     """
 
     id: str
@@ -121,14 +122,14 @@ class Order:
     newest: str | None = None
     oldest: str | None = None
     matching: int = 0
-    # How the ids of an order were found, without the value that was searched for.
+    # How the ids of an order were found, without the searched value.
     found_by: str | None = None
     # The most rows.
     limit: int = ORDER_MAX
 
     @property
     def subject(self) -> str:
-        """The tasks or runs in words, as in ``tasks FAILED on mail, CARD_REFUSED``."""
+        """Describe the tasks or runs, as in ``tasks FAILED on mail, CARD_REFUSED``."""
         if self.tasks is not None and self.verb is OrderVerb.PURGE_QUEUE:
             return f"queue {', '.join(self.tasks.queues)}"
         if self.ids and self.verb.erases:
@@ -143,7 +144,7 @@ class Order:
         return WORDS[self.verb]
 
     def counted(self, count: int) -> str:
-        """The number of tasks or runs with their noun, as in ``12 tasks``."""
+        """Return the number of tasks or runs with their noun, as in ``12 tasks``."""
         noun = "run" if self.verb.is_of_runs else "task or run" if self.found_by else "task"
         plural = "tasks and runs" if self.found_by else f"{noun}s"
         return f"{count:,} {noun if count == 1 else plural}"
@@ -151,7 +152,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A dry run's answer. ``has_more`` means that older rows match as well."""
+    """The result of a dry run. ``has_more`` means that older rows match as well."""
 
     order: Order
     matching: int
@@ -168,7 +169,7 @@ class Preview:
         return f"{self.matching:,} matching, {possible}{_refused_words(self.refused)}."
 
     def document(self) -> dict[str, Any]:
-        """Return the dry run as JSON values for the command line and the API."""
+        """Return the dry run as JSON values for the command line and the JSON API."""
         return {
             "order_id": self.order.id,
             "verb": self.order.verb.value,
@@ -184,7 +185,7 @@ class Preview:
 
 
 def merged(previews: Sequence[Preview]) -> Preview:
-    """Return the dry run of several orders that belong together, as one."""
+    """Combine the dry runs of several orders that belong together."""
     first, *others = previews
     if not others:
         return first
@@ -224,7 +225,7 @@ class OrderState:
         return self.outcome in ("running", "stopping")
 
     def document(self) -> dict[str, Any]:
-        """Return the order as JSON values for the command line and the API."""
+        """Return the order as JSON values for the command line and the JSON API."""
         return {
             "order_id": self.order.id,
             "verb": self.order.verb.value,
@@ -239,7 +240,7 @@ class OrderState:
 
     @property
     def seen(self) -> int:
-        """How many rows the batches so far have changed or rejected."""
+        """Return the number of rows that the batches so far have changed or rejected."""
         return self.progress.done + sum(self.progress.refused.values())
 
     @property
@@ -263,22 +264,22 @@ _PROGRESS = TypeAdapter(Progress)
 
 
 def order_text(order: Order) -> str:
-    """Return an order as JSON text, for the database."""
+    """Return an order as JSON text for the database."""
     return _ORDERS.dump_json(order).decode()
 
 
 def read_order_text(text: str) -> Order:
-    """Return the order that ``order_text`` wrote."""
+    """Parse the text that ``order_text`` returned."""
     return _ORDERS.validate_json(text)
 
 
 def progress_text(progress: Progress) -> str:
-    """Return an order's progress as JSON text, for the database."""
+    """Return an order's progress as JSON text for the database."""
     return _PROGRESS.dump_json(progress).decode()
 
 
 def read_progress_text(text: str) -> Progress:
-    """Return the progress that ``progress_text`` wrote."""
+    """Parse the text that ``progress_text`` returned."""
     return _PROGRESS.validate_json(text)
 
 
@@ -293,7 +294,7 @@ def draft_order(
     found_by: str | None = None,
     limit: int = ORDER_MAX,
 ) -> BrokerResult[Order]:
-    """Check an order's status filter, before its dry run has fixed the bounds."""
+    """Check an order's status filter before the dry run."""
     scope = SCOPES[verb]
     wrong = [status.value for status in filters.statuses if status not in scope.allowed]
     if wrong:

@@ -1,11 +1,10 @@
-"""Bulk orders: one verb for all tasks or runs that match filters, with a dry run, a bound and a stop.
-
-A dry run fixes an order's bounds: the newest and the oldest row that matched, and the time. Rows that
-end or are sent later are not affected. The dashboard stores a dry run as a draft of the order, a row in
-``horsies_actions``, and a form starts it by its id. An order is carried out in batches. Each batch is
-one transaction that also stores the order's position, in the same row. So nothing changes twice after a
-repeated request, a lost answer or a crash, and any process can continue an order by its id. When tasks
-are sent again, their ids are derived from the order and the old id.
+"""Bulk orders: apply one verb to all tasks or runs that match filters, after a dry run. The dry run
+fixes an order's bounds: the newest and the oldest matching row, and the time. Rows that end or are sent
+later are not affected. The dashboard stores a dry run as a draft of the order, a row in
+``horsies_actions``, and a form starts it by its id. An order is executed in batches. Each batch is one
+transaction that also stores the order's position. After a repeated request, a lost response or a crash,
+no row is changed twice, and any process can continue the order by its id. The ids of tasks that are sent
+again are derived from the order and the old id.
 """
 
 from __future__ import annotations
@@ -86,11 +85,11 @@ from horsies.tasks.broker import (
 from horsies.tasks.recording import Action, Actor, Columns, current_actor, log_action
 
 BATCH = 200
-# How many of an author's newest dry runs can be started.
+# The number of an author's newest dry runs that can be started.
 DRAFTS_MAX = 20
-# The pause between two batches, which leaves room for workers' transactions.
+# The pause between two batches, which leaves capacity for workers' transactions.
 PAUSE_SECONDS = 0.05
-# How many pages a dry run reads at most; up to 50,000 rows are read per page.
+# The maximum number of pages of a dry run; a page has up to 50,000 rows.
 _PAGES_MAX = 40
 
 _WORKING = BrokerErrorCode.ENQUEUE_FAILED
@@ -106,7 +105,7 @@ CHANGED = "in another status by now"
 
 
 def preview_script(draft: Order) -> Script[Preview]:
-    """Count an order's rows and fix its bounds; nothing is changed."""
+    """Count an order's rows and fix its bounds, without changing any row."""
     (clock,) = yield read_clock()
     order = replace(draft, at=clock.at)
     first: _Found | None = None
@@ -146,7 +145,7 @@ class _Found(NamedTuple):
 def _page_script(
     order: Order, after: str | None, limit: int
 ) -> Script[tuple[list[_Found], str | None]]:
-    """Read an order's rows from a position on, newest first; return them with the next position."""
+    """Read an order's rows from a position on, newest first; return the rows and the next position."""
     if order.ids:
         return (yield from _named_script(order, int(after or 0), limit))
     start, found = after or order.newest, list[_Found]()
@@ -165,9 +164,7 @@ def _page_script(
             _Found(Candidate(row.id, row.status, row.created_at, row.completed_at), run_cursor(row))
             for row in (runs.rows if runs else ())
         ]
-    if (
-        order.at is not None
-    ):  # rows that were sent, or have ended, after the dry run are not included
+    if order.at is not None:  # Exclude rows that were sent, or have ended, after the dry run.
         found = [one for one in found if (one.row.finished_at or one.row.created_at) <= order.at]
     if order.oldest is not None:
         oldest = _rank(order.oldest)
@@ -177,7 +174,7 @@ def _page_script(
 
 
 def _rank(cursor: str) -> tuple[datetime | str, ...]:
-    """A row's position in its list: a higher one is newer."""
+    """Return a row's position in its list; newer rows rank higher."""
     run = run_position(cursor)
     return (cursor,) if run is None else (run.created_at, run.id)
 
@@ -194,14 +191,14 @@ def _named_script(order: Order, start: int, limit: int) -> Script[tuple[list[_Fo
 
 
 def _just_above(found: _Found) -> str:
-    """Return the cursor that directly precedes a row."""
+    """Return the cursor directly before a row."""
     above = str(UUID(int=min(UUID(found.row.id).int + 1, (1 << 128) - 1)))
     is_run = run_position(found.cursor) is not None
     return run_cursor(RunPosition(above, found.row.created_at)) if is_run else above
 
 
 def _judge_script(order: Order, found: Sequence[_Found]) -> Script[Counter[str]]:
-    """Count the rows that the order would reject, by reason."""
+    """Count the rows that the order would reject, per reason."""
     if order.verb.erases:
         known = [one.row.id for one in found if one.row.status]
         missing = Counter({NOT_FOUND: len(found) - len(known)})
@@ -232,7 +229,7 @@ def _judge_script(order: Order, found: Sequence[_Found]) -> Script[Counter[str]]
 def carry_out(
     broker: PostgresBroker, order: Order, note: Callable[[OrderState], object] = bool
 ) -> BrokerResult[OrderState]:
-    """Start or continue an order and run its batches to the end; ``note`` is called after each.
+    """Start or continue an order and run all its batches; call ``note`` after each batch.
 
     Transient database failures are retried a few times, except for waits for a locked table or row. The order
     can be continued after any failure.
@@ -263,7 +260,7 @@ async def carry_out_async(broker: PostgresBroker, order: Order) -> BrokerResult[
 async def run_batches_async(
     broker: PostgresBroker, order: Order, done: BrokerResult[OrderState]
 ) -> BrokerResult[OrderState]:
-    """Run the batches of an order started by ``store_script``, to its end.
+    """Run all batches of an order that ``store_script`` has started.
 
     If the order is stopped before its first batch, that batch only records the stop.
     """
@@ -281,8 +278,8 @@ async def run_batches_async(
 
 
 def _may_succeed_now(done: BrokerResult[OrderState]) -> bool:
-    """Whether to repeat a batch immediately. A batch that reached its time limit for a lock would wait
-    as long again; its order can be continued later instead.
+    """Return whether to repeat a failed batch immediately. After a lock timeout, the order should be
+    continued later instead, because the next try would wait just as long.
     """
     if isinstance(done, Ok):
         return False
@@ -300,10 +297,9 @@ def _log_end(order: Order, actor: Actor, done: BrokerResult[OrderState]) -> None
 def store_script(
     order: Order, outcome: Literal["draft", "running"], actor: Actor
 ) -> Script[OrderState]:
-    """Store an order as a draft, or start it; ``batch_script`` carries it out.
-
-    A stopped order continues where it stopped; an order that has been started does not become a draft
-    again. Starting an order replaces its draft, because an order's row is as old as its start.
+    """Store an order as a draft, or start it; ``batch_script`` executes it. A stopped order continues
+    where it stopped; a started order does not become a draft again. Starting an order replaces its
+    draft, because an order's row is as old as its start.
     """
     columns = Columns.of(Action(order.verb.value, order.subject), actor, order.reason)
     if outcome == "draft":
@@ -316,7 +312,7 @@ def store_script(
 
 
 def order_script(order_id: str) -> Script[OrderState | None]:
-    """Read a stored order; None if it does not exist, or is an outdated draft."""
+    """Read a stored order; return None if it does not exist or is an outdated draft."""
     if (stored := stored_form(order_id)) is None:
         return None
     row: OrderRow | None = one_or_none((yield read_order(stored)))
@@ -327,9 +323,7 @@ def order_script(order_id: str) -> Script[OrderState | None]:
 
 
 def stop_script(order_id: str) -> Script[BrokerResult[bool]]:
-    """Make the next batch of a running order stop it; return False for an order that is not
-    running.
-    """
+    """Make a running order stop at its next batch; return False if the order is not running."""
     state = yield from order_script(order_id)
     if state is None:
         return Err(no_such_order(order_id))
@@ -342,7 +336,7 @@ def no_such_order(order_id: str) -> BrokerOperationError:
 
 
 def batch_script(order_id: str) -> Script[BrokerResult[OrderState]]:
-    """Carry out an order's next batch; run it as one transaction."""
+    """Execute an order's next batch; run this script as one transaction."""
     yield lock_orders()
     state = yield from order_script(order_id)
     if state is None:
@@ -360,7 +354,7 @@ def batch_script(order_id: str) -> Script[BrokerResult[OrderState]]:
 
 
 def _advanced_script(state: OrderState) -> Script[OrderState]:
-    """Change an order's next rows; after the last of them the order is done."""
+    """Change an order's next rows; the order is done after the last of them."""
     order, progress = state.order, state.progress
     found, cursor = list[_Found](), None
     if order.matching:
@@ -382,7 +376,9 @@ def _advanced_script(state: OrderState) -> Script[OrderState]:
 
 
 def resent_id(order: Order, task_id: str) -> str:
-    """Return the id under which an order sends a task again; it is always the same."""
+    """Return the id of a task that an order sends again; the same order and task always give the same
+    id.
+    """
     assert order.at is not None
     return fixed_id(order.at, f"{order.id} {task_id}")
 
@@ -413,7 +409,7 @@ def _cancel_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
 
 
 def _control_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
-    """Change runs one by one, after locking all their trees in the order that workers use."""
+    """Change runs one by one, after locking all their trees in the order in which workers lock them."""
     yield lock_runs(ids)
     change = _RUN_CHANGES[order.verb]
     refused: Counter[str] = Counter()
@@ -435,7 +431,7 @@ def _cancel_step(order: Order, run_id: str) -> Step:
 
 
 class _RunChange(NamedTuple):
-    """Return the statement that changes one run, and the answers that mean that the run has changed."""
+    """Return the statement that changes one run, and the return values that mean success."""
 
     step: Callable[[Order, str], Step]
     answers: Collection[str]

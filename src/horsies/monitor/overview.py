@@ -45,12 +45,12 @@ else:
 
 # An idle worker updates seen_at every notify_poll_interval_ms: five seconds by default, never more than 300.
 IDLE_SILENT_AFTER_SECONDS = 330.0
-# Rates come from this many of the newest attempts, which limits the statement to about 50 ms.
+# The number of newest attempts for rates, which limits the statement to about 50 ms.
 RATE_SAMPLE = 10_000
-# How many of the newest tasks are used to compute the arrival rate; each may be in a different block of
-# the table.
+# The number of newest tasks for the arrival rate; each may be in a different block of the table.
 ARRIVALS_SAMPLE = 2_500
-# A queue's waiting tasks are counted exactly up to this number, so that a long queue does not cost more.
+# The number up to which a queue's waiting tasks are counted exactly, so that a long queue costs no
+# more.
 WAITING_MOST = 10_000
 BLOCKED_SHOWN = 5
 
@@ -87,12 +87,12 @@ class QueueOverview:
     waiting_at_least: bool = False
 
     def is_at_least(self, count: int) -> bool:
-        """Whether this number of waiting tasks is a lower bound."""
+        """Return whether this number of waiting tasks is a lower bound."""
         return self.waiting_at_least and count >= WAITING_MOST
 
 
 class WorkerHealth(StrEnum):
-    """Whether a worker is running, as far as the database shows."""
+    """Whether a worker is running, judged by the database."""
 
     ALIVE = "alive"
     SILENT = "silent"
@@ -115,8 +115,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """One task and its finished attempts, newest first, and its obstacles if it is unfinished.
-
+    """One task with its finished attempts, newest first, and the obstacles of an unfinished task.
     ``transaction`` describes the open transaction in which the task records its outcome (``tx``).
     """
 
@@ -128,8 +127,8 @@ class TaskReport:
 
 
 def declared_transaction(definition: TaskDefinition | None) -> str | None:
-    """Describe the transaction that a task declares (``tx``); None if it has none, or if this program
-    does not know the task.
+    """Describe the transaction that a task declares (``tx``); return None without one, or for an unknown
+    task.
     """
     if definition is None or definition.signature.transaction is None:
         return None
@@ -139,8 +138,8 @@ def declared_transaction(definition: TaskDefinition | None) -> str | None:
 def read_overview(
     broker: PostgresBroker, configured: Mapping[str, int | None] | None = None
 ) -> BrokerResult[Overview]:
-    """Describe all workers and all queues. ``configured`` queues appear even if they are empty, with
-    these caps while no worker serves them.
+    """Describe all workers and all queues. ``configured`` queues are included even if they are empty;
+    while no worker serves them, they have these caps.
     """
     return broker.perform(_READING, overview_script(configured or {}))
 
@@ -148,14 +147,14 @@ def read_overview(
 def overview_script(
     configured: Mapping[str, int | None], facts: Facts | None = None
 ) -> Script[Overview]:
-    """Describe all workers and queues; with ``facts``, reuse the rows that were already read."""
+    """Describe all workers and queues; reuse the rows in ``facts`` if given."""
     read = (facts or Facts()).read
     waiting = yield from read(count_waiting(WAITING_MOST))
     in_flight = yield from read(count_in_flight())
     recent = yield from read(count_recent_attempts(RATE_SAMPLE))
     states = yield from read(list_queue_states())
     workers = yield from read(list_workers(include_stopped=False))
-    # Dozens of workers may serve the same thousands of queues.
+    # Compute each set of workers once: dozens of them may serve the same thousands of queues.
     lists = {tuple(worker.queues) for worker in workers}
     names = {name for queues in lists for name in queues} | set(configured)
     served = _service_of(workers, configured)
@@ -165,7 +164,7 @@ def overview_script(
 
 
 def arrivals_script() -> Script[dict[str, float]]:
-    """Read how many tasks per minute are sent to each queue, from the last minute."""
+    """Read the number of tasks sent to each queue in the last minute."""
     since = first_id_at(datetime.now(UTC) - timedelta(minutes=1))
     sample = dashboard.count_recent_arrivals(since, ARRIVALS_SAMPLE)
     found: list[RecentArrivals] = yield sample
@@ -180,7 +179,7 @@ def merge_queues(
     states: Iterable[QueueState],
     service: Callable[[str], tuple[int, Sequence[int | None]]] = lambda _: (0, ()),
 ) -> list[QueueOverview]:
-    """Combine the counts for every queue that occurs in any of them. ``service`` returns the number of a
+    """Combine the counts for all queues. ``service`` returns the number of a
     queue's live workers, and its caps.
     """
     waits = {count.queue_name: count for count in waiting}
@@ -234,15 +233,15 @@ def _service_of(
 def read_workers(
     broker: PostgresBroker, *, include_stopped: bool = False
 ) -> BrokerResult[list[WorkerSummary]]:
-    """List the workers, most recently seen first; stopped ones only on request, at the end."""
+    """List the workers, most recently seen first; include stopped workers only on request, at the end."""
     return broker.perform(_READING, read_rows(list_workers(include_stopped)))
 
 
 def health_of(worker: WorkerSummary) -> WorkerHealth:
     """Judge a worker by its shutdown record, its last heartbeat and its advisory lock.
 
-    The server frees the lock when the worker's connection ends. So a worker without a recent heartbeat
-    and without its lock is lost, even before recovery has noticed.
+    The server releases the lock when the worker's connection ends. A worker without a recent heartbeat
+    and without its lock is therefore lost, even before recovery detects the loss.
     """
     if worker.stopped_at is not None:
         return WorkerHealth.LOST if worker.was_lost else WorkerHealth.STOPPED
@@ -254,7 +253,7 @@ def health_of(worker: WorkerSummary) -> WorkerHealth:
 
 
 def live(workers: Iterable[WorkerSummary]) -> list[WorkerSummary]:
-    """Return the workers that are running, as far as the database shows."""
+    """Return the workers that are running, judged by the database."""
     return [worker for worker in workers if health_of(worker) in _LIVE]
 
 
@@ -264,9 +263,8 @@ def servers_of(queue_name: str, workers: Iterable[WorkerSummary]) -> list[Worker
 
 
 def servers_by_queue(workers: Iterable[WorkerSummary]) -> dict[str, Sequence[WorkerSummary]]:
-    """Return the live workers of every queue that one serves.
-
-    Workers with the same queues are handled together: dozens of them may serve thousands of queues.
+    """Return the live workers of every served queue. Workers with the same queues are handled together,
+    because dozens of workers may serve thousands of queues.
     """
     crews: dict[tuple[str, ...], list[WorkerSummary]] = {}
     for worker in live(workers):
@@ -292,12 +290,12 @@ def counted_places(workers: Sequence[WorkerSummary]) -> str:
 
 
 def misses_notifications(worker: WorkerSummary) -> bool:
-    """Return whether a live worker receives no notifications and finds work by polling alone."""
+    """Return whether a live worker receives no notifications and finds tasks only by polling."""
     return health_of(worker) is WorkerHealth.ALIVE and not worker.hears
 
 
 def task_script(task_id: str, payload: bool = False) -> Script[TaskReport | None]:
-    """Describe one task; None if it does not exist. ``payload`` adds arguments and result."""
+    """Describe one task; return None if it does not exist. ``payload`` adds arguments and result."""
     if (stored := stored_form(task_id)) is None:
         return None
     task = one_or_none((yield read_task_detail(stored, payload)))

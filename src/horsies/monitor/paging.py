@@ -1,7 +1,7 @@
 """Pages of tasks or workflow runs, newest first.
 
-A list reads the newest ``LIST_WINDOW`` rows, which limits its statement to about 50 ms however long the
-history is. Rows in an unfinished status are found at any age, through their own index.
+A list reads the newest ``LIST_WINDOW`` rows, which limits its statement to about 50 ms for any number of
+stored rows. Rows in an unfinished status are found at any age, through their own index.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LIST_WINDOW = 50_000
 class Page(Generic[Row]):
     """One page of a list, newest first.
 
-    ``next_cursor`` is where the next page begins; None at the end. ``looked_at_all`` is False if the
-    search ended before the page was full: the next page continues further back.
+    ``next_cursor`` is the start of the next page, or None at the end. ``looked_at_all`` is False if the
+    search stopped before the page was full; the next page continues further back.
     """
 
     rows: list[Row]
@@ -42,8 +42,8 @@ class ListSteps:
     """The statements that list one kind of row, the position that orders its rows, and the position's
     text form.
 
-    ``window_edge`` returns the last position inside the window and the first one beyond it.
-    ``by_index`` uses an index instead if the window was too small.
+    ``window_edge`` returns the last position inside the window and the first position beyond it.
+    ``by_index`` reads an index instead if the window was too small.
     """
 
     unfinished: StepForStatuses
@@ -57,7 +57,7 @@ class ListSteps:
 def page_script(
     steps: ListSteps, statuses: Sequence[TaskStatus | WorkflowStatus], limit: int
 ) -> Script[Page[Any]]:
-    """Read one page of the rows in any of these statuses, or in all statuses if none is given."""
+    """Read one page of the rows in any of these statuses; without statuses, read all rows."""
     unfinished = [status.value for status in statuses if not status.is_terminal]
     finished = [status.value for status in statuses if status.is_terminal]
     found: list[Any] = []
@@ -78,7 +78,7 @@ def page_script(
 
 def _page(found: list[Any], steps: ListSteps, limit: int, edge: Any) -> Page[Any]:
     position = steps.position
-    # Unfinished rows beyond the window are left to a later page, because that page lists them too.
+    # Leave unfinished rows beyond the window to a later page, because that page lists them too.
     within = [row for row in found if edge is None or position(row) >= position(edge)]
     rows = sorted(within, key=position, reverse=True)[:limit]
     if len(rows) == limit:

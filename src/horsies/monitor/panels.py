@@ -45,8 +45,8 @@ _HOUR = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The series of all attempts, and for the last hour the completed attempts of some queues by minute;
-    for a single queue, the sums by task.
+    """The series of all attempts, the last hour's completed attempts of some queues by minute, and, for
+    a single queue, the sums by task.
     """
 
     total: Series
@@ -56,7 +56,9 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class QueuePanel:
-    """One queue: the workers that serve it, the tasks that start next, its newest changes and its keys."""
+    """A queue's data: the workers that serve it, the tasks that start next, its newest changes and its
+    keys.
+    """
 
     queue: QueueOverview
     servers: Sequence[WorkerSummary]
@@ -68,7 +70,7 @@ class QueuePanel:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPanel:
-    """One worker: its tasks in flight, its children at the last snapshot, and its last 24 hours."""
+    """A worker's data: its tasks in flight, its children at the last snapshot, and its last 24 hours."""
 
     worker: WorkerSummary
     detail: WorkerDetail
@@ -88,7 +90,7 @@ def queue_rates_script(name: str, since: timedelta, step: timedelta) -> Script[R
 
 
 def queue_script(name: str, configured: Mapping[str, int | None]) -> Script[QueuePanel | None]:
-    """Read one queue; None if it is neither in use nor configured."""
+    """Read one queue; return None if it is neither in use nor configured."""
     overview = yield from overview_script(configured)
     queue = next((one for one in overview.queues if one.name == name), None)
     if queue is None:
@@ -102,7 +104,7 @@ def queue_script(name: str, configured: Mapping[str, int | None]) -> Script[Queu
 
 
 def worker_script(worker_id: str) -> Script[WorkerPanel | None]:
-    """Read one worker, which may have stopped; None if it is not on record."""
+    """Read one worker, running or stopped; return None if it is not on record."""
     worker = one_or_none((yield list_workers(True, worker_id)))
     if worker is None:
         return None

@@ -1,8 +1,8 @@
 """Personal data: the tasks, runs and schedules about one person, found by a key or an argument.
 
-The search reads all tasks, a window at a time. A key is the key of a task (``key=``), its idempotency
-key, or the key of a run. Arguments of any size are searched, including those of nodes that never ran and
-of schedules.
+The search reads all tasks in windows. A key is the key of a task (``key=``), its idempotency key, or the
+key of a run. Arguments of any size are searched, including the arguments of schedules and of nodes that
+never ran.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Wanted:
 
     @property
     def description(self) -> str | None:
-        """The search without its value; None for filters, which contain no personal data."""
+        """The search without its value; None for filters, which have no personal data."""
         if self.key is not None:
             return "a key"
         return None if self.argument is None else self.argument.description
@@ -55,8 +55,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class PersonalData:
-    """The ids of tasks outside workflows, of tasks inside them, of the roots of runs, and the names of
-    schedules.
+    """The ids of tasks outside workflows, the ids of tasks in workflows, the roots of runs, and the
+    names of schedules.
     """
 
     tasks: list[str]
@@ -66,7 +66,7 @@ class PersonalData:
 
 
 def find_script(wanted: Wanted) -> Script[PersonalData]:
-    """Find everything about a key or an argument."""
+    """Find all data about a key or an argument."""
     if wanted.key is not None:
         found = yield from _keyed_script(wanted.key, wanted.filters)
         filters = wanted.filters
@@ -81,7 +81,7 @@ def find_script(wanted: Wanted) -> Script[PersonalData]:
 
 
 def sorted_script(ids: Sequence[str]) -> Script[PersonalData]:
-    """Divide ids into the ids of tasks and of parts of runs, and find the roots of these runs."""
+    """Divide ids into ids of tasks and ids of runs' parts, and find the roots of these runs."""
     roots: dict[str, str] = {}
     for chunk in _chunks(ids):
         rows: list[RootOf] = yield read_roots(chunk)
@@ -125,8 +125,8 @@ def _listed_script(wanted: Wanted) -> Script[list[str]]:
 
 
 def _calls_script(wanted: Wanted) -> Script[list[str]]:
-    """Find the runs that have the argument in a node; filters apply to tasks only, so with filters no
-    nodes are searched.
+    """Find the runs that have the argument in a node. With filters no nodes are searched, because
+    filters apply to tasks only.
     """
     argument = wanted.argument
     if argument is None or wanted.filters != TaskFilters():

@@ -1,8 +1,8 @@
 """Queries: pages of tasks and workflow runs by filters, newest first.
 
-The basis of ``app.tasks_where``, ``app.runs_where`` and the command line's lists. A page ends with a
-cursor, the position of its last row: rows that are added or deleted between two pages do not shift the
-others. The filters are checked before the query.
+``app.tasks_where``, ``app.runs_where`` and the command line's lists use them. A page ends with a cursor,
+the position of its last row, so that added or deleted rows do not shift the next page. The filters are
+checked before the query.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerRe
 
 TaskPage: TypeAlias = Page[TaskSummary]
 RunPage: TypeAlias = Page[RunSummary]
-# One value, or several alternatives.
+# One value, or several alternative values.
 OneOrMore: TypeAlias = str | Iterable[str]
 
-# A search reads this many tasks' texts and parses those that contain the needles, in portions; larger
-# arguments are not searched.
+# The number of tasks whose texts a search reads; it parses, in portions, the texts that contain the
+# needles. Larger arguments are not searched.
 SEARCH_WINDOW = 20_000
 CANDIDATES_MAX = 200
 SEARCHED_BYTES_MAX = 65_536
@@ -75,9 +75,9 @@ Filters = TypeVar("Filters")
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A search in arguments. The candidates are stored arguments that contain ``key`` and ``needle``,
-    and the ``positional`` tasks, in which that name is a positional parameter; ``matches`` decides.
-    Arguments of more than ``max_bytes`` are not searched.
+    """A search in arguments. Candidates are stored arguments that contain ``key`` and ``needle``, and
+    tasks in ``positional``, which have the key as a positional parameter; ``matches`` decides. Arguments
+    of more than ``max_bytes`` are not searched.
     """
 
     key: str
@@ -93,8 +93,8 @@ class TaskFilters:
     have any of them.
 
     ``since`` (inclusive) and ``until`` (exclusive) bound the send time. ``after`` is the id to continue
-    from. ``workers`` are ids or host names. A ``search`` covers the arguments of the newest 20,000
-    tasks; it ignores ``fingerprint``, which is the fingerprint of the final failure.
+    from. ``workers`` are ids or host names. ``fingerprint`` is the fingerprint of the final failure. A
+    ``search`` covers the arguments of the newest 20,000 tasks and ignores ``fingerprint``.
     """
 
     statuses: Sequence[TaskStatus] = ()
@@ -113,7 +113,7 @@ class TaskFilters:
 
 @dataclass(frozen=True, slots=True)
 class RunFilters:
-    """Which runs to list, as for tasks; ``after`` is a cursor, or a run's id."""
+    """Which runs to list, like ``TaskFilters`` for tasks; ``after`` is a cursor, or a run's id."""
 
     statuses: Sequence[WorkflowStatus] = ()
     names: Sequence[str] = ()
@@ -129,7 +129,7 @@ class RunFilters:
 
 
 class _FilterProblem(ValueError):
-    """A rejected filter, as a sentence."""
+    """The reason why a filter was rejected, as a sentence."""
 
 
 def task_filters(
@@ -146,7 +146,9 @@ def task_filters(
     limit: int = LIMIT_DEFAULT,
     after: str | None = None,
 ) -> BrokerResult[TaskFilters]:
-    """Check the arguments of ``tasks_where``; Err(INVALID_QUERY) names the wrong one."""
+    """Check the arguments of ``tasks_where``; return Err(INVALID_QUERY) with the name of a wrong
+    argument.
+    """
 
     def check() -> TaskFilters:
         _refuse_times(since, until)
@@ -178,7 +180,9 @@ def run_filters(
     limit: int = LIMIT_DEFAULT,
     after: str | None = None,
 ) -> BrokerResult[RunFilters]:
-    """Check the arguments of ``runs_where``; Err(INVALID_QUERY) names the wrong one."""
+    """Check the arguments of ``runs_where``; return Err(INVALID_QUERY) with the name of a wrong
+    argument.
+    """
 
     def check() -> RunFilters:
         _refuse_times(since, until)
@@ -200,7 +204,7 @@ def run_filters(
 
 def parse_time(text: str, now: datetime, zone: tzinfo | None = None) -> datetime:
     """Parse a duration before now, such as 15m, or a time. A time without an offset is in the given
-    zone, by default local. A ValueError's text is a sentence for the user.
+    zone, by default local. Raises ValueError with a sentence for the user.
     """
     try:
         if found := re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII):
@@ -265,7 +269,7 @@ def _checked_limit(limit: object) -> int:
 
 
 def checked_fingerprint(text: object) -> str:
-    """Return a fingerprint in its stored form; a ValueError's text is a sentence for the user."""
+    """Return a fingerprint in its stored form; raise ValueError with a sentence for the user."""
     if isinstance(text, str) and _FINGERPRINT.fullmatch(text.strip().lower()):
         return text.strip().lower()
     raise _FilterProblem(
@@ -296,7 +300,7 @@ def list_tasks(broker: PostgresBroker, filters: TaskFilters) -> BrokerResult[Tas
     """List tasks, newest first.
 
     Unfinished tasks and error codes are found at any age. Other filters search the newest 50,000 tasks;
-    ``next_cursor`` leads further back.
+    ``next_cursor`` continues further back.
     """
     return broker.perform(_READING, tasks_script(filters))
 
@@ -391,10 +395,10 @@ def _search_script(search: Search, listed: ListTasks) -> Script[TaskPage]:
 
 
 def list_runs(broker: PostgresBroker, filters: RunFilters) -> BrokerResult[RunPage | None]:
-    """List runs, newest first; None if ``after`` is the id of a run that does not exist.
+    """List runs, newest first; return None if ``after`` is the id of an unknown run.
 
     Unfinished runs are found at any age. Other filters search the newest 50,000 runs;
-    ``next_cursor`` leads further back.
+    ``next_cursor`` continues further back.
     """
     return broker.perform(_READING, runs_script(filters))
 
@@ -406,17 +410,17 @@ async def list_runs_async(
 
 
 def page_or_empty(page: RunPage | None) -> RunPage:
-    """Return the page; a checked cursor never yields None."""
+    """Return the page; for a checked cursor it is never None."""
     return Page([]) if page is None else page
 
 
 def run_cursor(run: RunPosition | RunSummary) -> str:
-    """Return a run's position as text; it stays valid after the run is deleted."""
+    """Return a run's position as text, which stays valid after the run is deleted."""
     return f"{run.id}@{(run.created_at - _EPOCH) // _MICROSECOND}"
 
 
 def run_position(cursor: object) -> RunPosition | None:
-    """Return the position that ``run_cursor`` wrote, or None."""
+    """Parse a position that ``run_cursor`` returned; return None for any other text."""
     run_id, _, microseconds = cursor.partition("@") if isinstance(cursor, str) else ("", "", "")
     stored = stored_form(run_id)
     if stored is None or not (microseconds.isascii() and microseconds.isdigit()):

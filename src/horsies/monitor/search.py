@@ -1,6 +1,5 @@
-"""The search over everything that has a name: tasks, runs, task names, queues, schedules, error messages.
-
-Every statement reads a bounded number of rows. A match has the path of its page.
+"""Searches tasks, runs, task names, queues, schedules and error messages by name. Every statement reads
+a bounded number of rows. A match has the path of its page.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from horsies.db.statements.search import (
 )
 from horsies.words import counted
 
-# The most matches of one kind.
+# The maximum number of matches of one kind.
 SHOWN = 10
-# The newest runs and attempts that are searched.
+# The number of newest runs and attempts to search.
 RUNS_WINDOW = 20_000
 ATTEMPTS_WINDOW = 10_000
-# The most waiting tasks of a queue that are counted.
+# The maximum number of a queue's waiting tasks to count.
 WAITING_MOST = 1_000
-# A shorter part of an id would match all tasks of several hours.
+# A shorter prefix of an id would match all tasks of several hours.
 PREFIX_MIN = 6
 _HEX = re.compile(r"[0-9a-f]+")
 _DIGITS = 32
@@ -41,7 +40,7 @@ _DIGITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One result: its ``kind``, its name, the path of its page, and a number with its noun."""
+    """A search result: its ``kind``, its name, the path of its page, and a number with its noun."""
 
     kind: str
     name: str
@@ -50,8 +49,7 @@ class Match:
 
 
 def id_range(text: str) -> tuple[str, str] | None:
-    """Return the first and the last id that begin with this text; None if no id can begin with this
-    text.
+    """Return the first and the last id that begin with this text, or None if no id can.
 
     Example:
         >>> id_range("01a1dd42-fb")
@@ -64,7 +62,7 @@ def id_range(text: str) -> tuple[str, str] | None:
 
 
 def prefix_script(text: str, limit: int = SHOWN) -> Script[list[FoundRow]]:
-    """Read the newest tasks and runs whose id begins with this text."""
+    """Read the newest tasks and runs whose ids begin with this text."""
     found: list[FoundRow] = []
     if (ids := id_range(text)) is not None:
         found = yield find_by_prefix(*ids, limit)
@@ -72,7 +70,7 @@ def prefix_script(text: str, limit: int = SHOWN) -> Script[list[FoundRow]]:
 
 
 def search_script(text: str) -> Script[list[Match]]:
-    """Search for a text, in upper or lower case, everywhere; the most specific matches come first."""
+    """Search for a text in all places, ignoring case; the most specific matches come first."""
     wanted = text.strip().lower()
     rows = yield from prefix_script(wanted)
     queues = yield from _queues_script(wanted)
@@ -91,7 +89,7 @@ def search_script(text: str) -> Script[list[Match]]:
 
 
 def _queues_script(wanted: str) -> Script[list[DueCount]]:
-    """Read the first queues whose name contains the text, with their waiting tasks."""
+    """Read the first queues whose names contain the text, with their waiting tasks."""
     known: list[QueueName] = yield list_known_queues()
     names = [one.name for one in known if wanted in one.name.lower()][:SHOWN]
     found: list[DueCount] = []
@@ -126,7 +124,7 @@ def _run(run: FoundRun) -> Match:
 
 
 def argument_match(text: str) -> Match:
-    """Return a search for a text in the arguments of tasks, as a match."""
+    """Return a match that searches the arguments of tasks for the text."""
     path = f"/tasks?{urlencode({'argument': text})}"
     return Match("arguments", text, path, "search the arguments of the newest tasks")
 

@@ -21,13 +21,13 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerRe
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 _INVALID = BrokerErrorCode.INVALID_QUERY
-# The longest retention that measures can have.
+# The maximum retention of measures.
 SINCE_MAX = timedelta(days=365)
 SLOTS_MAX = 1_500
 
 
 class HasBroker(Protocol):
-    """What these functions need from an application."""
+    """The part of an application that these functions need."""
 
     def get_broker(self) -> PostgresBroker: ...
 
@@ -36,8 +36,8 @@ class HasBroker(Protocol):
 class TaskFacets:
     """How many of the newest matching tasks have each status, queue, name and error code.
 
-    ``total`` tasks were read, at most 1,000; ``looked_back_to`` is the time of the oldest one if there
-    may be more, or None if all matching tasks were counted.
+    ``total`` tasks were read, at most 1,000. ``looked_back_to`` is the time of the oldest read task if
+    more may match, or None if all matching tasks were counted.
     """
 
     statuses: Mapping[str, int]
@@ -86,9 +86,8 @@ def task_breakdown(
     since: timedelta = timedelta(hours=1),
     queue: OneOrMore | None = None,
 ) -> BrokerResult[dict[str, Series]]:
-    """Count the attempts that ended within the last ``since``, for each queue or task that had any.
-
-    The task name '' stands for all tasks beyond a worker's first 200.
+    """Count the attempts that ended within the last ``since``, for each queue or task with attempts. The
+    task name '' stands for all tasks beyond a worker's first 200.
 
     Example:
         for name, series in task_breakdown(app, "task").unwrap().items():

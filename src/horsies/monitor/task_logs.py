@@ -1,4 +1,4 @@
-"""The logs of a task's attempts, as commands, the dashboard and its API show them."""
+"""The logs of a task's attempts for the command line, the dashboard and its API."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 class AttemptLog(NamedTuple):
     """The first lines of an attempt, the number of lines left out after them, and the last lines.
 
-    A run of a durable function that was parked has several logs, one for each time that it ran in a
-    process.
+    A parked run of a durable function has several logs, one for each time that it ran in a process.
     """
 
     attempt: int
@@ -28,7 +27,7 @@ class AttemptLog(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """All lines; one in the middle says how many were left out."""
+        """All lines, with a middle line that shows how many lines were left out."""
         left_out = [f"[{self.dropped:,} lines left out]"] if self.dropped else []
         return [*self.first, *left_out, *self.last]
 
@@ -37,14 +36,14 @@ class AttemptLog(NamedTuple):
 
 
 def attempt_log(stored: StoredLog) -> AttemptLog:
-    """Cut a stored text into lines."""
+    """Split a stored text into lines."""
     lines = stored.body.removesuffix("\n").split("\n")
     cut = stored.cut_after if stored.dropped else len(lines)
     return AttemptLog(stored.attempt, stored.created_at, lines[:cut], stored.dropped, lines[cut:])
 
 
 def logs_script(task_id: str, attempt: int | None = None) -> Script[list[AttemptLog] | None]:
-    """Read what the attempts of a task have logged, oldest first; None if there is no such task."""
+    """Read the log lines of a task's attempts, oldest first; return None if the task does not exist."""
     if (stored := stored_form(task_id)) is None:
         return None
     if one_or_none((yield read_task_detail(stored, False))) is None:

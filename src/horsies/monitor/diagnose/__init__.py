@@ -1,1 +1,1 @@
-"""Explain: all reasons why a task, node, run, queue or schedule is not making progress."""
+"""Explains why a task, node, run, queue or schedule is not making progress."""

@@ -1,6 +1,6 @@
 """The overview's attention list: the urgent findings of all checks, each with a link to its page.
 
-Cheap checks run for every view; slower ones come from a run that views share.
+Cheap checks run for every view; the findings of slower checks are shared between views.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SHOWN_MAX = 12
 RUNS_MOST = 1_000
 NONE_PARKED = ParkedCount(0, 0)
 _EVIDENCE_MAX = 3
-# The page of a subject, without its key; the findings about other subjects are on the doctor's page.
+# The paths of the subjects' pages without the keys; findings about other subjects are on the
+# doctor's page.
 _PAGES = {
     "queue": "/queues/",
     "worker": "/workers/",
@@ -37,8 +38,8 @@ _VERBS = {"QUEUE_PAUSED": "pause_queue"}
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One line: ``link`` is the path of a page, and ``verb`` is the privilege needed to act on the
-    subject.
+    """One line of the attention list: ``link`` is the path of a page, and ``verb`` is the privilege
+    needed to act on the subject.
     """
 
     urgency: Urgency
@@ -51,7 +52,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The overview, how many tasks arrive per minute, the open runs by status, the parked runs of durable
+    """The overview, the arrival rate per minute, the open runs by status, the parked runs of durable
     functions, and the number of stored rows.
     """
 
@@ -65,7 +66,7 @@ class Figures:
 def figures_script(
     configured: Mapping[str, int | None], facts: Facts | None = None
 ) -> Script[Figures]:
-    """Read the overview and its figures; every statement is bounded."""
+    """Read the overview and its figures; every statement reads a bounded number of rows."""
     overview = yield from overview_script(configured, facts)
     arrivals = yield from arrivals_script()
     runs: list[OpenRuns] = yield count_open_runs(RUNS_MOST)
@@ -75,7 +76,7 @@ def figures_script(
 
 
 def findings_script(facts: Facts) -> Script[list[Finding]]:
-    """The findings of the cheap checks."""
+    """Return the findings of the cheap checks."""
     return findings_of((yield from doctor_script(facts)))
 
 
@@ -84,7 +85,7 @@ def findings_of(reports: Iterable[CheckReport]) -> list[Finding]:
 
 
 def needs_attention(findings: Iterable[Finding]) -> list[Attention]:
-    """Return lines for the urgent findings, worst and oldest first; a page shows ``SHOWN_MAX``."""
+    """Return lines for the urgent findings, most serious and oldest first; a page shows ``SHOWN_MAX``."""
     never = datetime.max.replace(tzinfo=UTC)
     found = [(one.urgency, one.since or never, one) for one in findings if one.urgency is not None]
     found.sort(key=lambda entry: (entry[0], entry[1], str(entry[2].subject)))
@@ -108,7 +109,9 @@ def page_of(one: Finding) -> str | None:
 
 
 def seconds_to_empty(queue: QueueOverview, arrivals: float) -> float | None:
-    """Estimate when no due task will be left; None while tasks arrive at least as fast as they end."""
+    """Estimate when the due tasks will be finished; return None while tasks arrive at least at the rate
+    of completion.
+    """
     if not queue.due:
         return 0.0
     rate = queue.done_per_minute + queue.failed_per_minute - arrivals

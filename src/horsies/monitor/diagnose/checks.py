@@ -1,4 +1,4 @@
-"""A check: one ``horsies doctor`` rule for the whole installation, and short forms of its findings."""
+"""A check: a ``horsies doctor`` rule for the whole installation, and shortcuts that create its findings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Rule: TypeAlias = Callable[[Facts], Script[Iterable[Finding]]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: a script that reads facts and judges them, or a probe that opens connections.
+    """A check: a script that reads facts and judges them, or a probe that opens connections.
 
-    ``is_cheap`` checks read little enough for a page that refreshes itself. A check without
+    Checks with ``is_cheap`` read few enough rows for a page that refreshes itself. A check without
     ``needs_tables`` works on a database that has no horsies tables.
     """
 

@@ -1,7 +1,6 @@
-"""``horsies doctor``: run the checks of the server, the schema and the work, and report findings.
-
-Nothing is written: each check has its own read-only transaction with short timeouts, so that a check
-that fails or takes too long does not hide the others.
+"""``horsies doctor``: runs the checks of the server, the schema and the work, and reports findings. Each
+check has its own read-only transaction with short timeouts, so that a failed or slow check does not hide
+the others.
 """
 
 from __future__ import annotations
@@ -30,14 +29,15 @@ from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker, failure
 
 READING_LIMITS_MS = 10_000, 1_000
-# The time limit of all checks together. Once one check has given up waiting for a lock, the others
+# The time limit of all checks together. After one check has timed out on a lock, the other checks
 # wait only IMPATIENT_LOCK_MS, because most checks read the same tables.
 PATIENCE_SECONDS = 15.0
 IMPATIENT_LOCK_MS = 50
 ECHO_SECONDS = 2.0
-# How often two connections' process ids are compared to detect a pooler in transaction mode.
+# The number of comparisons of two connections' process ids, which detect a pooler in transaction
+# mode.
 POOLER_TRIES = 10
-# The finding of every check that needs the tables, while they cannot be read.
+# The finding of all checks that need the tables, while the tables cannot be read.
 NOT_READ = Finding(
     "NOT_CHECKED",
     "Not checked, because the tables are missing or outdated.",
@@ -49,7 +49,7 @@ _WORST_FIRST = (Level.RED, Level.UNKNOWN, Level.YELLOW, Level.GREEN)
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """One check's findings; green if there are none."""
+    """The findings of one check; without findings, the check is green."""
 
     id: str
     looks_at: str
@@ -61,7 +61,7 @@ class CheckReport:
 
 
 def worst(levels: Iterable[Level]) -> Level:
-    """Return the most serious level; green if there are no findings."""
+    """Return the most serious level, or green without findings."""
     return min(levels, key=_WORST_FIRST.index, default=Level.GREEN)
 
 
@@ -83,9 +83,9 @@ def _probe_pooler(database: Database) -> Iterator[Finding]:
 def _shares_server(database: Database) -> bool:
     """Return whether connections share server processes between their transactions.
 
-    A pooler makes up the process id that a client receives at login. In transaction mode, the process
-    that serves a client changes, or two clients share one. No transaction stays open between the
-    comparisons: behind a small pool, the next one would wait for it indefinitely.
+    A pooler reports an invented process id at login. In transaction mode, a client's server process
+    changes, or two clients share a server process. No transaction stays open between the comparisons,
+    because behind a small pool the next transaction would wait for it indefinitely.
     """
     with database.connect("operator") as first, database.connect("operator") as other:
         if _server_pid(first) == first.info.backend_pid:
@@ -135,7 +135,9 @@ SLOW_IDS = frozenset(check.id for check in CHECKS) - CHEAP_IDS
 
 
 def doctor_script(facts: Facts, ids: Collection[str] = CHEAP_IDS) -> Script[list[CheckReport]]:
-    """Run the checks with these ids, except probes, in one transaction; by default the cheap ones."""
+    """Run the checks with these ids, except probes, in one transaction; without ids, run the cheap
+    checks.
+    """
     reports = []
     for check in _chosen(ids):
         if check.find is not None:
@@ -162,7 +164,7 @@ def _report(check: Check, findings: Iterable[Finding]) -> CheckReport:
 def run_doctor(
     broker: PostgresBroker, ids: Collection[str] | None = None, limits: Limits | None = None
 ) -> BrokerResult[list[CheckReport]]:
-    """Run all checks, or those with these ids; Err if the database cannot be reached."""
+    """Run all checks, or the checks with these ids; return Err if the database cannot be reached."""
     facts = Facts(broker.config.schema_name, limits or Limits())
     try:
         with broker.database.connect("operator") as connection:
@@ -175,7 +177,7 @@ def run_doctor(
 
 @dataclass(slots=True)
 class _Run:
-    """One run of the checks on one connection; all of them end at the deadline."""
+    """One run of the checks on one connection, with one deadline for all checks."""
 
     broker: PostgresBroker
     connection: Connection[Any]
@@ -184,7 +186,7 @@ class _Run:
     lock_ms: int = READING_LIMITS_MS[1]
 
     def check(self, check: Check) -> CheckReport:
-        """Run one check; one that cannot read its facts is reported, and the others continue."""
+        """Run one check; if it cannot read its facts, report that and continue with the other checks."""
         try:
             if check.probe is not None:
                 return _report(check, check.probe(self.broker.database))

@@ -1,7 +1,7 @@
 """Explanations: read the facts about a task, node, run, queue or schedule, and return the reasons.
 
-Every script reads a bounded number of rows in a few statements, meant for one read-only transaction.
-Pure functions in the neighbouring modules decide the reasons.
+Every script reads a bounded number of rows with a few statements in one read-only transaction. Pure
+functions in the neighbouring modules decide the reasons.
 """
 
 from __future__ import annotations
@@ -75,9 +75,10 @@ from horsies.monitor.overview import TaskReport, servers_of, task_script
 from horsies.states import TaskStatus, WorkflowStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 
-# A queue's current rate is computed from at most this many attempts; a queue with more is fast enough.
+# The maximum number of attempts from which a queue's current rate is computed; a queue with more is
+# fast enough.
 RATE_SAMPLE = 2_000
-# A run's explanation includes the obstacles of at most this many started nodes.
+# The maximum number of started nodes whose obstacles a run's explanation includes.
 NODES_EXPLAINED = 3
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
@@ -125,7 +126,7 @@ def explain_script(row_id: str, node_id: str | None = None) -> Script[Explanatio
 
 
 def explain_task_script(task_id: str) -> Script[Explanation]:
-    """Explain why a task does not start or end; its status is None for an unknown id."""
+    """Explain why a task does not start or end; for an unknown id, the status is None."""
     if (stored := stored_form(task_id)) is None:
         return _not_an_id("task", task_id)
     found = yield from _read_task(stored)
@@ -133,7 +134,7 @@ def explain_task_script(task_id: str) -> Script[Explanation]:
 
 
 def obstacle_script(task_id: str) -> Script[Finding | None]:
-    """Return the first obstacle of a task, for the message of a wait that times out."""
+    """Return the first obstacle of a task, for the message of a wait that timed out."""
     explained = yield from explain_task_script(task_id)
     return next((one for one in explained.reasons if one.blocks), None)
 
@@ -226,7 +227,7 @@ def _recovery() -> Script[dict[str, dict[str, Any]]]:
 
 
 def _rate(queue_name: str) -> Script[float]:
-    """Return how many attempts currently end per minute in a queue."""
+    """Return the number of attempts that currently end per minute in a queue."""
     recent: list[RecentAttempts] = yield count_recent_attempts(RATE_SAMPLE)
     for one in recent:
         if one.queue_name == queue_name:
@@ -292,7 +293,7 @@ def explain_node_script(run_id: str, node_id: str) -> Script[Explanation]:
 
 
 def _silent_triggers(run: RunFacts) -> Script[list[Finding]]:
-    """The settings that keep an unfinished run from advancing."""
+    """Return the settings that prevent an unfinished run from advancing."""
     if WorkflowStatus(run.status).is_terminal:
         return []
     return list(silent_triggers((yield find_silencers())))

@@ -32,8 +32,8 @@ def names_by_worker(sets: Iterable[TaskSet]) -> dict[str, frozenset[str] | None]
 def unknown_names(
     due: Iterable[DueName], workers: Iterable[WorkerSummary], sets: Iterable[TaskSet]
 ) -> dict[str, list[str]]:
-    """Return, for each queue, the due names that none of its workers has; a worker that lists no names
-    has all.
+    """Return, for each queue, the due names that none of its workers registered; a worker without a list
+    counts for all names.
     """
     by_worker = names_by_worker(sets)
     asked: dict[str, list[str]] = {}

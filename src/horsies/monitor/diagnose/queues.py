@@ -1,5 +1,5 @@
-"""The obstacles between a queue and its workers, for the explanations of queues and tasks and for the
-checks; also the reasons for missing rows. Pure.
+"""Pure functions that find the obstacles between a queue and its workers, for explanations and checks,
+and the reasons for missing rows.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from horsies.monitor.overview import (
 )
 from horsies.words import counted, first_sentence, lasting, listed
 
-# The most entries of the claim index that a count reads.
+# The maximum number of entries of the claim index to count.
 COUNT_MAX = 10_000
-# An id older than this cannot belong to a send that has not been committed yet.
+# The maximum age of an id whose send may not be committed yet.
 SENDING_SECONDS = 3_600.0
-# The most task names that are shown.
+# The maximum number of task names to show.
 _NAMES_MAX = 5
-# After this time, a paused queue with due tasks is red.
+# The time after which a paused queue with due tasks is red.
 LONG_PAUSE_SECONDS = 3_600.0
-# The oldest due task may wait this long before idle children look suspicious.
+# The waiting time of the oldest due task from which idle children are suspicious.
 PATIENCE_SECONDS = 300.0
 
 
@@ -47,11 +47,11 @@ PATIENCE_SECONDS = 300.0
 class QueueSituation:
     """A queue, the cluster's open workers, and the tasks in flight.
 
-    ``workers`` are all workers that have not shut down, and ``recovery`` holds their settings where
-    they matter. ``others`` are the due tasks of queues that all of this queue's workers serve first;
-    ``refused`` are the due tasks of any queue that none of its workers can call. ``paused_by`` names
-    the operator, if the change is on record. ``unknown_names`` are the waiting tasks that no worker
-    has.
+    ``workers`` are all workers that have not shut down; ``recovery`` has their recovery settings if
+    needed. ``others`` are the due tasks of queues that all of this queue's workers serve first;
+    ``refused`` are the due tasks of any queue that none of its workers can call. ``paused_by`` is the
+    operator who paused the queue, if recorded. ``unknown_names`` are the names of waiting tasks that no
+    worker has.
     """
 
     name: str
@@ -69,11 +69,11 @@ class QueueSituation:
     refused: Sequence[RefusedCalls] = ()
     claimed: int = 0
     meter: Meter | None = None
-    # Whether the queue's keys have limits or some keys are paused: then tasks may wait although children
-    # are idle.
+    # Whether the queue's keys have limits or some keys are paused, so that tasks may wait although
+    # children are idle.
     limits_keys: bool = False
-    # The queue's live workers and the names of all served queues; given when many queues are judged
-    # together.
+    # The queue's live workers and the names of all served queues; precomputed when many queues are
+    # judged together.
     known_servers: Sequence[WorkerSummary] | None = None
     known_names: Sequence[str] | None = None
 
@@ -177,8 +177,7 @@ def capacity_reasons(
     queue: QueueSituation, servers: Sequence[WorkerSummary], kinds: Sequence[bool] = (False, True)
 ) -> Iterator[Finding]:
     """Yield the caps and the busy children that prevent these workers from claiming tasks of these kinds
-    (``async def`` functions or others). Caps apply to every worker on the queue, even if no worker is
-    passed.
+    (``async def`` functions or others). Caps are checked even if no worker is passed.
     """
     yield from _cap_reasons(queue, servers or queue.servers)
     yield from _rate_reasons(queue)
@@ -241,8 +240,8 @@ def _cap_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Ite
 def differing_caps(
     workers: Sequence[WorkerSummary], queue_name: str | None = None
 ) -> Iterator[Finding]:
-    """Compare the caps of a queue, or of the cluster, in the newest snapshots; each worker applies its
-    own.
+    """Compare the caps of a queue, or of the cluster, in the workers' newest snapshots; each worker
+    applies its own cap.
     """
     what, subject = "cluster_wide_cap", Subject("the workers")
     caps = [worker.cluster_wide_cap for worker in workers]
@@ -301,7 +300,7 @@ def _cap_reason(code: str, queue: QueueSituation, text: str, places: Sequence[Pl
 
 
 def _largest(caps: Sequence[int | None]) -> int | None:
-    """Return the cap of the worker that may claim the most; None if a worker has no cap."""
+    """Return the largest cap of the workers, or None if any worker has no cap."""
     limits = [cap for cap in caps if cap is not None]
     return max(limits) if caps and len(limits) == len(caps) else None
 
@@ -311,7 +310,7 @@ def _cap(cap: int | None) -> str:
 
 
 def order_reasons(queue: QueueSituation) -> Iterator[Finding]:
-    """Yield findings about queues that are served first and about workers that only poll."""
+    """Yield findings about queues that are served earlier and about workers that only poll."""
     startable = {other.name: _startable(queue, other) for other in queue.others}
     waiting = [other for other in queue.others if startable[other.name] and other.paused_at is None]
     if waiting:
@@ -326,7 +325,7 @@ def order_reasons(queue: QueueSituation) -> Iterator[Finding]:
 
 
 def polling_reasons(workers: Sequence[WorkerSummary]) -> Iterator[Finding]:
-    """Yield a finding about the workers that receive no notifications."""
+    """Yield a finding about workers that receive no notifications."""
     polling = [worker for worker in workers if misses_notifications(worker)]
     if polling:
         first = polling[0]
@@ -341,7 +340,9 @@ def polling_reasons(workers: Sequence[WorkerSummary]) -> Iterator[Finding]:
 
 
 def _startable(queue: QueueSituation, other: DueCount) -> int:
-    """Return another queue's due tasks, except those that no worker can call, because they delay nothing."""
+    """Return another queue's due tasks, without tasks that no worker can call, because these delay
+    nothing.
+    """
     if other.due > COUNT_MAX:
         return other.due
     refused = sum(one.tasks for one in queue.refused if one.queue_name == other.name)
@@ -349,12 +350,12 @@ def _startable(queue: QueueSituation, other: DueCount) -> int:
 
 
 def at_least(count: int) -> str:
-    """Format a count that stops at its limit."""
+    """Format a count that is exact only below its limit."""
     return f"{COUNT_MAX:,}+" if count > COUNT_MAX else f"{count:,}"
 
 
 def queue_reasons(queue: QueueSituation) -> list[Finding]:
-    """Return why a queue's tasks do not start."""
+    """Return the reasons why a queue's tasks do not start."""
     servers = queue.servers
     found = [
         *pause_reasons(queue),
@@ -371,7 +372,7 @@ def queue_reasons(queue: QueueSituation) -> list[Finding]:
 
 
 def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
-    """Yield findings about waiting tasks that no worker on the queue knows, and about calls that fit no
+    """Yield findings about waiting tasks that no worker of the queue has, and about calls that fit no
     worker.
     """
     refused = queue.own_refused
@@ -399,28 +400,30 @@ def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
             f"{first_sentence(one.message)}.",
             since=one.since,
             subjects=[one.name],
-            remedy=f"deploy a worker of queue {queue.name} with the release that sent the call; or "
-            "cancel it and send it again with the parameters that the workers have",
+            remedy=f"deploy a worker of queue {queue.name} with the release that sent the call;"
+            f" or cancel the call and send it again with the workers' parameters",
             subject=queue.subject,
         )
 
 
 def _store_words(queue: QueueSituation, store_id: str, problem: str) -> tuple[str, str]:
-    """Return why the workers cannot read payload that is kept in a store, and the remedy."""
+    """Explain why the workers cannot read payload from a store, and return the remedy."""
     if problem == UNREACHABLE:
         return (
-            f"the payload is kept in the store {store_id!r}, which does not answer. They try again after "
+            f"the payload is kept in the store {store_id!r}, which does not respond. The "
+            f"workers try again after "
             "some seconds.",
             f"check the store {store_id!r} and the workers' connection to it",
         )
     if problem == DAMAGED:
         return (
-            f"the payload is kept in the store {store_id!r}, which does not have it, or has another one "
-            "under its name. It is held until you cancel it.",
+            f"the payload is missing from the store {store_id!r}, or the store has another "
+            f"object under its name. It is held until you cancel it.",
             "restore the object and restart the workers; or cancel it and send it again",
         )
     return (
-        f"the payload is kept in the store {store_id!r}, which none of them has. It is held until a worker "
+        f"the payload is kept in the store {store_id!r}, which no worker has. It is held until "
+        f"a worker "
         "with the store takes it.",
         f"add the store {store_id!r} to the workers of queue {queue.name} and restart them",
     )
@@ -429,8 +432,8 @@ def _store_words(queue: QueueSituation, store_id: str, problem: str) -> tuple[st
 def unreadable_reason(
     queue: QueueSituation, missing_key: str, opening: str, since: datetime | None
 ) -> Finding:
-    """Return the finding for payload that the queue's workers cannot read: the key or the store is
-    missing or fails.
+    """Return the finding for payload that the queue's workers cannot read: a missing key, or a missing
+    or failing store.
     """
     key_id = missing_key.removesuffix(DAMAGED).removesuffix(UNREACHABLE)
     if (store_id := store_of(key_id)) is not None:
@@ -445,8 +448,8 @@ def unreadable_reason(
         )
     else:
         text = (
-            f"the payload is encrypted with key {key_id}, which none of them has. It is held until a "
-            "worker with the key takes it."
+            f"the payload is encrypted with key {key_id}, which no worker has. It is held until"
+            f" a worker with the key takes it."
         )
         remedy = (
             f"add key {key_id} to the codec of the workers of queue {queue.name} and restart them"
@@ -484,8 +487,8 @@ def stuck_reasons(queue: QueueSituation) -> Iterator[Finding]:
 
 
 def _idle(worker: WorkerSummary) -> int:
-    """Count a live worker's idle children. A worker with async children counts only while both kinds of
-    children have free slots, because the queue's oldest task may be of either kind.
+    """Count a live worker's idle children. A worker with async children counts only if both kinds of
+    children have free slots, because the queue's oldest task may need either kind.
     """
     if health_of(worker) is not WorkerHealth.ALIVE:
         return 0
@@ -495,9 +498,7 @@ def _idle(worker: WorkerSummary) -> int:
 
 
 def _window_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Iterator[Finding]:
-    """Yield a finding about the cap that prevents workers from giving out the queue's very short tasks
-    in windows.
-    """
+    """Yield a finding about the cap that prevents workers from handing out very short tasks in windows."""
     causes = {
         "max_concurrency": all(queue.name in (one.queue_caps or {}) for one in servers),
         "cluster_wide_cap": all(one.cluster_wide_cap is not None for one in servers),
@@ -505,7 +506,8 @@ def _window_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> 
     if servers and (names := [name for name, holds in causes.items() if holds]):
         yield finding(
             "NO_WINDOWS",
-            f"Tasks of queue {queue.name!r} go to children one at a time, very short ones too, because of "
+            f"Tasks of queue {queue.name!r} are given to children one at a time, even very "
+            f"short tasks, because of "
             f"{' and '.join(names)}.",
             subjects=[queue.name],
         )
@@ -531,7 +533,7 @@ def _backlog_reason(queue: QueueSituation, is_hindered: bool) -> Finding:
             f"Queue {name!r} has {_counted(waiting.delayed, 'delayed')}, the first for another {ahead}.",
             subjects=[name],
         )
-    return finding("QUEUE_EMPTY", f"No task waits in queue {name!r}.", subjects=[name])
+    return finding("QUEUE_EMPTY", f"No task is waiting in queue {name!r}.", subjects=[name])
 
 
 def _counted(count: int, state: str) -> str:
@@ -557,7 +559,7 @@ def queue_holds(queue: QueueSituation) -> list[str]:
 
 
 def session_label(holder: OpenTransaction, looked_at: datetime) -> str:
-    """Describe the session of an open transaction, as far as this role may see it."""
+    """Describe the session of an open transaction, with the details that this role may see."""
     if holder.pid is None:
         return "a prepared transaction"
     details = [part for part in (holder.application_name, holder.state) if part]
@@ -573,18 +575,18 @@ def missing_reason(
     writers: Sequence[OpenTransaction],
     retention_hours: float | None,
 ) -> Finding:
-    """Return why there is no such task or run, judging by the time in its id."""
+    """Explain why a task or run does not exist, judging by the time in its id."""
     made_at = _made_at(row_id, looked_at)
     there = f"There is no {what} {row_id}"
     if made_at is None:
-        return finding("NOT_FOUND", f"{there}; look at another database, or check the id.")
+        return finding("NOT_FOUND", f"{there}; check the id, or try another database.")
     age = (looked_at - made_at).total_seconds()
     if writers and age < SENDING_SECONDS:
         shown = session_label(writers[0], looked_at)
         return finding(
             "NOT_FOUND_YET",
-            f"{there} yet; the id was made {lasting(age)} ago, and a transaction that may hold the row "
-            f"is open: {shown}.",
+            f"{there} yet; the id was created {lasting(age)} ago, and an open transaction may "
+            f"have inserted the row: {shown}.",
             since=made_at,
             subjects=[f"pid {writer.pid}" for writer in writers],
             remedy="commit the transaction of the sender",
@@ -592,21 +594,21 @@ def missing_reason(
     if retention_hours is not None and age > retention_hours * 3_600:
         return finding(
             "NOT_FOUND_DELETED",
-            f"{there} any more; the id was made {lasting(age)} ago, and finished ones are kept for "
-            f"{lasting(retention_hours * 3_600)}.",
+            f"{there} any more; the id was created {lasting(age)} ago, and finished rows are "
+            f"kept for {lasting(retention_hours * 3_600)}.",
             since=made_at,
             remedy="raise terminal_record_retention_hours, or send with a longer retention",
         )
     return finding(
         "NOT_FOUND",
-        f"{there}; the id was made {lasting(age)} ago. Its send was rolled back, or it is in another "
-        "database.",
+        f"{there}; the id was created {lasting(age)} ago. The send was rolled back, or the row "
+        f"is in another database.",
         since=made_at,
     )
 
 
 def _made_at(row_id: str, looked_at: datetime) -> datetime | None:
-    """Return the time in a UUIDv7; None for other ids and for a future time."""
+    """Return the time in a UUIDv7; return None for any other id and for a future time."""
     number = UUID(row_id)
     seconds = (number.int >> 80) / 1000
     if number.version != 7 or seconds > looked_at.timestamp() + SENDING_SECONDS:

@@ -1,4 +1,4 @@
-"""Why a run, a node or a schedule is not making progress: facts become reasons. Pure."""
+"""Pure functions that explain from facts why a run, a node or a schedule is not making progress."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def run_reasons(
     node_reasons: Mapping[str, Sequence[Finding]],
     paused_by: str | None = None,
 ) -> list[Finding]:
-    """Return why a run is not making progress: its own obstacles, then those of its started nodes."""
+    """Return the reasons why a run is not making progress: its own obstacles, then its started nodes'
+    obstacles.
+    """
     found = run_obstacles(run, paused_by)
     for node in nodes:
         if node.status == WorkflowTaskStatus.PENDING.value:
@@ -104,7 +106,7 @@ def node_reasons(
     task: Sequence[Finding],
     map_places: Sequence[MapPlace] = (),
 ) -> list[Finding]:
-    """Return why a node does not start or end; ``task`` has the reasons of its task."""
+    """Return the reasons why a node does not start or end; ``task`` has the reasons of its task."""
     match WorkflowTaskStatus(node.status):
         case WorkflowTaskStatus.PENDING:
             return [*run_obstacles(run), _waits_for(run, dependencies)]
@@ -140,7 +142,7 @@ def _waits_for(run: RunFacts, dependencies: Sequence[NodeFacts]) -> Finding:
 
 def _state(node: NodeFacts) -> str:
     error = f" with {node.error_code}" if node.error_code else ""
-    # A PENDING node waits for other nodes; if its task is PENDING, that wait is over.
+    # A PENDING node waits for other nodes; a PENDING task would hide that the node no longer waits.
     is_begun = node.status == "ENQUEUED" and node.task_status not in (None, "PENDING")
     return f"{node.task_status if is_begun else node.status}{error}"
 
@@ -205,7 +207,7 @@ def _map_open(node: NodeFacts, places: Sequence[MapPlace]) -> Finding:
 
 
 def schedule_reasons(schedule: ScheduleFacts, paused_by: str | None = None) -> list[Finding]:
-    """Return why a schedule does not send its task or start its workflow."""
+    """Return the reasons why a schedule does not send its task or start its workflow."""
     return [*_schedule_state(schedule, paused_by), *_skipped(schedule)]
 
 
@@ -235,27 +237,28 @@ def _due(schedule: ScheduleFacts, late_seconds: float) -> Finding:
     is_late = late_seconds > LATE_SECONDS
     about = partial(finding, since=schedule.next_run_at, subject=Subject("schedule", schedule.name))
     if not schedule.schedulers and (is_late or schedule.unfinished_id is None):
-        text = f"A slot of schedule {name} is due for {late}, and no scheduler is connected."
+        text = f"A slot of schedule {name} has been due for {late}, and no scheduler is connected."
         return about("NO_SCHEDULER", text, subjects=[name], remedy="horsies scheduler APP")
     if schedule.unfinished_id is not None:
         return about(
             "OVERLAP",
-            f"A slot of schedule {name} is due for {late}, but {schedule.unfinished_id} is unfinished.",
+            f"A slot of schedule {name} has been due for {late}, but {schedule.unfinished_id} "
+            f"is unfinished.",
             subjects=[schedule.unfinished_id],
             remedy=command("explain", schedule.unfinished_id),
         )
     if is_late or schedule.is_disabled:
-        off = "it is switched off" if schedule.is_disabled else "none of them has it"
+        off = "it is switched off" if schedule.is_disabled else "none of them serves it"
         schedulers = counted(schedule.schedulers, "scheduler")
         return about(
             "NOT_SERVED",
-            f"A slot of schedule {name} is due for {late}; {schedulers} connected, but {off}."
-            + (f" It was stored by {schedule.owner}." if schedule.owner else ""),
+            f"A slot of schedule {name} has been due for {late}; {schedulers} connected, but "
+            f"{off}." + (f" It was stored by {schedule.owner}." if schedule.owner else ""),
             subjects=[schedule.owner or ""],
             remedy=f"start a scheduler of {schedule.owner or 'its application'}, or enable the "
             "schedule there",
         )
-    text = f"A slot of schedule {name} is due for {late}; a scheduler fires it with its next tick."
+    text = f"A slot of schedule {name} has been due for {late}; a scheduler will fire it on its next tick."
     level = Level.YELLOW if late_seconds > OVERDUE_SECONDS else Level.GREEN
     return about("SHOULD_FIRE_NOW", text, level=level, subjects=[name])
 

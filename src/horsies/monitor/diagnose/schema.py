@@ -66,7 +66,7 @@ def shipped_indexes() -> dict[str, str]:
 
 
 def shipped_options() -> dict[str, set[str]]:
-    """Return the storage parameters of this release's tables, in pg_class's form."""
+    """Return the storage parameters of this release's tables, in the form of pg_class."""
     return {
         found[1]: {
             part.replace(" ", "") for part in re.sub(r"--[^\n]*|\s*\n\s*", "", found[2]).split(",")
@@ -77,7 +77,7 @@ def shipped_options() -> dict[str, set[str]]:
 
 
 def has_current_schema(applied: Sequence[AppliedFile]) -> bool:
-    """Return whether this release's statements work with these tables."""
+    """Return whether this release's statements work with the database's tables."""
     return not missing_migrations(_versions(applied))
 
 
@@ -86,7 +86,7 @@ def _versions(applied: Iterable[AppliedFile]) -> set[int]:
 
 
 def read_applied(facts: Facts) -> Script[list[AppliedFile]]:
-    """The applied files; none if the tables do not exist."""
+    """Return the applied schema files, or an empty result if the tables do not exist."""
     (found,) = yield from facts.read(find_table(facts.schema, "horsies_migrations"))
     if not found.is_there:
         return []

@@ -80,8 +80,10 @@ def judge_xmin(holders: Iterable[XminHolder], limits: Limits) -> Iterator[Findin
 
 def _xmin_words(holder: XminHolder) -> tuple[str, str]:
     detail = f" ({holder.detail})" if holder.detail else ""
-    keeps = f"{holder.name}{detail} keeps dead rows from vacuum"
-    since = f"{keeps} for {lasting(holder.seconds or 0)}."
+    removing = "vacuum from removing dead rows"
+    keeps = f"{holder.name}{detail} prevents {removing}"
+    age = lasting(holder.seconds or 0)
+    since = f"{holder.name}{detail} has prevented {removing} for {age}."
     match holder.kind:
         case "slot":
             remedy = f"SELECT pg_drop_replication_slot('{holder.name}');"
@@ -130,7 +132,7 @@ def _clock(facts: Facts) -> Script[Iterable[Finding]]:
 def judge_clock(
     before: datetime, server_time: datetime, after: datetime, limits: Limits
 ) -> Iterator[Finding]:
-    """Compare the clocks, allowing for half of the round trip."""
+    """Compare the clocks, with a tolerance of half the round trip."""
     middle = before + (after - before) / 2
     difference = (server_time - middle).total_seconds()
     certain = abs(difference) - (after - before).total_seconds() / 2
@@ -160,9 +162,9 @@ SERVER_CHECKS = (
     ),
     Check(
         "locks",
-        "locks for which sessions of Horsies wait, or will have to wait",
+        "locks that delay sessions of Horsies, now or soon",
         "",
-        "for a second",
+        "a session has waited for a second",
         _locks,
         is_cheap=True,
         needs_tables=False,
@@ -170,8 +172,8 @@ SERVER_CHECKS = (
     Check(
         "held-xmin",
         "transactions, replication slots and prepared transactions that keep vacuum from removing dead rows",
-        "for 5 minutes",
-        "for an hour",
+        "a transaction or slot has held vacuum back for 5 minutes",
+        "a transaction or slot has held vacuum back for an hour",
         _held_xmin,
         is_cheap=True,
         needs_tables=False,
@@ -179,8 +181,8 @@ SERVER_CHECKS = (
     Check(
         "notify-queue",
         "notification queue of the server",
-        "10 % full",
-        "50 % full",
+        "the queue is 10 % full",
+        "the queue is 50 % full",
         _of_server(judge_notify_queue),
         is_cheap=True,
         needs_tables=False,
@@ -188,16 +190,16 @@ SERVER_CHECKS = (
     Check(
         "connections",
         "connections in use",
-        "80 % of the limit",
-        "95 % of the limit",
+        "80 % of the limit are in use",
+        "95 % of the limit are in use",
         _of_server(judge_connections),
         needs_tables=False,
     ),
     Check(
         "clock",
         "difference between the clocks of this machine and the server",
-        "a second apart",
-        "30 seconds apart",
+        "the clocks differ by a second",
+        "the clocks differ by 30 seconds",
         _clock,
         needs_tables=False,
     ),

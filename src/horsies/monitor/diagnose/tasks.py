@@ -1,4 +1,4 @@
-"""Why a task does not start, or does not end: facts become reasons. Pure."""
+"""Pure functions that explain from facts why a task does not start or end."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
 from horsies.words import counted, first_sentence, lasting
 
-# The reason recorded with a pause that was caused by a failed task.
+# The recorded reason of a pause that a failed task caused.
 _HALTED = re.compile(r"task [0-9a-f-]{36} failed: ")
-# How long the loss of a worker is still reported.
+# The time for which the loss of a worker is reported.
 LOSS_SHOWN_SECONDS = 600.0
-# A running task without a heartbeat for this long is suspicious; its start counts as a heartbeat.
+# A running task is suspicious after this time without a heartbeat, counted from its start at the
+# earliest.
 HEARTBEAT_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSituation:
-    """A task, its queue, and the rows that were read because of its state."""
+    """A task, its queue, and the rows that are relevant for its state."""
 
     task: TaskFacts
     queue: QueueSituation
@@ -59,7 +60,7 @@ class TaskSituation:
 
 
 def takers_of(queue: QueueSituation) -> list[WorkerSummary]:
-    """Return the queue's live workers that know the wanted task and have not refused its call."""
+    """Return the queue's live workers that have the task and have not refused its call."""
     return [worker for worker in _knowing(queue) if _refusal(queue, worker) is None]
 
 
@@ -116,7 +117,8 @@ def _waiting(situation: TaskSituation) -> list[Finding]:
     if task.good_until is not None and task.good_until <= task.looked_at:
         return [_expired(situation), *_locked(situation)]
     found = [*_held(task)]
-    # A held run keeps its place among the tasks of its key: it is due at a time that never comes.
+    # A held run keeps its place among the tasks of its key, because it is stored as due in the
+    # distant future.
     is_delayed = task.due_at > task.looked_at and task.parked_problem is None
     if is_delayed:
         found.append(_delayed(situation))
@@ -124,7 +126,8 @@ def _waiting(situation: TaskSituation) -> list[Finding]:
     found += key_pause(situation.lane, task.looked_at) if situation.lane else ()
     found += _worker_reasons(situation)
     capacity = [*capacity_reasons(queue, situation.takers, [task.is_async])]
-    if is_delayed or task.is_held_back:  # slots that are in use now may be free by then
+    # Slots that are in use now may be free when the task becomes due.
+    if is_delayed or task.is_held_back:
         found += [one for one in capacity if one.code == "QUEUE_CAP_ZERO"]
     else:
         found += [*capacity, *_of_key(situation), *_ahead(situation), *order_reasons(queue)]
@@ -209,12 +212,12 @@ def _delayed(situation: TaskSituation) -> Finding:
 
 
 def signal_command(task_id: str, name: str) -> str:
-    """The command that sends a signal; the application checks the value and encrypts it."""
+    """Return the command that sends a signal; with an application, it checks and encrypts the value."""
     return f"{command('durable', 'signal', task_id, name)} VALUE APP"
 
 
 def _parked_run(task: TaskFacts) -> Finding:
-    """A run of a durable function that waits for a time, a signal or the end of a task."""
+    """Return the finding for a parked run that waits for a time, a signal or the end of a task."""
     signals, children = list(task.parked_signals or ()), list(task.parked_children or ())
     events = [f"signal {name!r}" for name in signals] + [
         f"the end of task {one}" for one in children
@@ -234,7 +237,7 @@ def _parked_run(task: TaskFacts) -> Finding:
 
 
 def _ends_by(task: TaskFacts) -> str:
-    """When the deadline of a run cancels it."""
+    """Describe when the deadline of a run cancels it."""
     if task.deadline is None or task.is_late:
         return ""
     return f"; its deadline cancels it in {between(task.looked_at, task.deadline)}"
@@ -283,7 +286,7 @@ def _worker_reasons(situation: TaskSituation) -> Iterator[Finding]:
         yield finding(
             "PARAMETERS_DIFFER",
             f"The workers of queue {queue.name!r} have different parameters for "
-            f"{_wanted(task)}; each leaves calls that do not fit to the others.",
+            f"{_wanted(task)}; each worker leaves calls that do not fit to the other workers.",
             subjects=[worker.label for worker in knowing],
             remedy="deploy the same release to every worker of the queue",
         )
@@ -293,7 +296,7 @@ def _unknown(situation: TaskSituation) -> Finding:
     task, queue = situation.task, situation.queue
     ends = f"it fails with WORKER_RESOLUTION_ERROR{_after_grace(queue)}"
     if task.is_durable:
-        ends = "it waits for one that does, keeps its recorded steps and uses up no attempt"
+        ends = "it waits for a worker that does, keeps its recorded steps and uses up no attempt"
     return finding(
         "TASK_UNKNOWN",
         f"No live worker of queue {queue.name!r} knows {_wanted(task)}; {ends}.",
@@ -304,7 +307,7 @@ def _unknown(situation: TaskSituation) -> Finding:
 
 
 def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Finding:
-    """Return the finding that no worker accepts the call; the message of a refusal names the wrong
+    """Return the finding that no worker accepts the call; a worker's refusal message names the wrong
     parameter.
     """
     queue = situation.queue
@@ -326,13 +329,13 @@ def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Findin
         since=since,
         subjects=[worker.label for worker in knowing],
         remedy=f"deploy a worker of queue {queue.name} with the release that sent the call; or "
-        "cancel it and send it again with the parameters that the workers have",
+        "cancel the task and send it again with the workers' parameters",
     )
 
 
 def _after_grace(queue: QueueSituation) -> str:
-    """Return how long workers wait before they fail a task that none of them can run, if their settings
-    are known.
+    """Describe how long workers wait before they fail a task that none of them can run, if their
+    settings are known.
     """
     graces = [_setting(queue, worker, "unknown_task_grace_ms") for worker in queue.servers]
     known = [grace for grace in graces if isinstance(grace, int)]
@@ -367,7 +370,7 @@ def _ahead(situation: TaskSituation) -> Iterator[Finding]:
 
 
 def _turns_of_keys(keys: int) -> str:
-    """Return the clause that other keys have their turns in between; empty without other keys."""
+    """Describe how many other keys are served in between; return an empty text if there are none."""
     if not keys:
         return ""
     many = (
@@ -379,12 +382,12 @@ def _turns_of_keys(keys: int) -> str:
 
 
 def key_opening(queue: str, key: str) -> str:
-    """Return the beginning of the sentence about a paused key, which identifies the key."""
+    """Return the beginning of a sentence about a paused key, which names the key and its queue."""
     return f"Key {key!r} of queue {queue!r} was "
 
 
 def key_pause(lane: KeyState, looked_at: datetime) -> Iterator[Finding]:
-    """Yield a finding if the key is paused, by an operator or by the failure of one of its tasks."""
+    """Yield a finding if the key is paused, by an operator or after a failed task."""
     if lane.paused_at is None:
         return
     is_halted = lane.halts and _HALTED.match(lane.pause_reason or "") is not None
@@ -410,7 +413,7 @@ def key_pause(lane: KeyState, looked_at: datetime) -> Iterator[Finding]:
 
 
 def _of_key(situation: TaskSituation) -> Iterator[Finding]:
-    """The limits of a waiting task's key, and the tasks of the same key that start first."""
+    """Yield findings about the limits of a waiting task's key, and about earlier tasks of the same key."""
     lane, task = situation.lane, situation.task
     if lane is None:
         return
@@ -441,7 +444,9 @@ def _of_key(situation: TaskSituation) -> Iterator[Finding]:
 
 
 def _has_recorded(situation: TaskSituation) -> bool:
-    """Whether the transaction of the task has locked its row: it does so to record the outcome."""
+    """Return whether the task's transaction has locked the task's row, which it does to record the
+    outcome.
+    """
     holder, own = situation.holder, situation.transaction
     return holder is not None and own is not None and holder.pid == own.pid
 
@@ -466,7 +471,7 @@ def _locked(situation: TaskSituation) -> Iterator[Finding]:
     end = None if holder.pid is None else f"SELECT pg_terminate_backend({holder.pid})"
     yield finding(
         "ROW_LOCKED",
-        f"Its row is locked by {session_label(holder, situation.task.looked_at)}; workers pass it by.",
+        f"Its row is locked by {session_label(holder, situation.task.looked_at)}; workers skip it.",
         since=holder.since,
         subjects=[] if holder.pid is None else [f"pid {holder.pid}"],
         remedy=end,
@@ -482,12 +487,12 @@ def _last_attempt(task: TaskFacts) -> Iterator[Finding]:
         text = f"A worker on {task.last_hostname} stopped {ago} ago and returned it to its queue."
         yield finding("RETURNED", text, since=ended_at)
     elif (task.looked_at - ended_at).total_seconds() < LOSS_SHOWN_SECONDS:
-        text = f"Its last attempt ended {ago} ago with its process on {task.last_hostname}."
+        text = f"The process of its last attempt ended {ago} ago on {task.last_hostname}."
         yield finding("WORKER_LOST_RECENTLY", text, since=ended_at)
 
 
 def task_holds(situation: TaskSituation) -> list[str]:
-    """Return the conditions that a waiting task already meets."""
+    """Return the conditions for a start that a waiting task already meets."""
     task, queue = situation.task, situation.queue
     if task.status != TaskStatus.PENDING.value:
         return []
@@ -539,7 +544,7 @@ def _claimed(situation: TaskSituation) -> Iterator[Finding]:
         left = "" if lease is None else f", lease for another {between(task.looked_at, lease)}"
         yield finding(
             "PREFETCHED",
-            f"It was claimed ahead{label} and waits for a free child{left}.",
+            f"It was claimed in advance{label} and waits for a free child{left}.",
             since=task.claimed_at,
             subjects=[] if owner is None else [owner.label],
         )
@@ -549,7 +554,7 @@ def _running(situation: TaskSituation) -> Iterator[Finding]:
     task, owner = situation.task, _owner(situation)
     if task.cancel_requested_at is not None:
         ago = between(task.cancel_requested_at, task.looked_at)
-        text = f"A cancel was asked for {ago} ago; its worker stops it."
+        text = f"Cancellation was requested {ago} ago; the worker is stopping the task."
         yield finding("STOPPING", text, since=task.cancel_requested_at)
     if owner is None or _is_lost(situation):
         yield _lost(
@@ -576,15 +581,13 @@ def silent_reasons(owner: WorkerSummary | None) -> Iterator[Finding]:
 
 
 def running_reasons(task: TaskFacts | OverlongTask, who: str = "It") -> Iterator[Finding]:
-    """Yield a finding if a running task should have ended: its time limit has passed, or heartbeats are
-    missing.
-    """
+    """Yield a finding if a running task should have ended, by its time limit or its missing heartbeats."""
     limit, subject = _limit(task), Subject("task", task.id, task.task_name)
     if limit is not None and limit < task.looked_at:
         yield finding(
             "OVER_LIMIT",
-            f"{who} runs for {between(limit, task.looked_at)} longer than its "
-            f"timeout_ms={task.timeout_ms:,} allows.",
+            f"{who} has exceeded its timeout_ms={task.timeout_ms:,} by "
+            f"{between(limit, task.looked_at)}.",
             since=limit,
             remedy=command("cancel", task.id),
             subject=subject,
@@ -659,7 +662,7 @@ def _ended(task: TaskFacts) -> Iterator[Finding]:
     if status is not TaskStatus.FAILED:
         yield finding("ENDED", f"{verb}.", since=task.ended_at, remedy=_again(task))
         return
-    # The message and the traceback may contain arguments, so they are shown only on request.
+    # The message and the traceback may contain arguments, so they are shown only with --payload.
     cause = command("show", task.id, "--payload")
     yield finding("ENDED", f"{verb}.", since=task.ended_at, remedy=cause)
     yield replace(_not_retried(task), remedy=_again(task))

@@ -1,7 +1,7 @@
 """Work checks: workers, their configuration, queues, tasks, runs and schedules.
 
 Each check reads its facts in a script and judges them in a pure function. Findings about single queues,
-tasks, runs and schedules come from the rules that explain them.
+tasks, runs and schedules come from the rules of ``horsies explain``.
 """
 
 from __future__ import annotations
@@ -78,11 +78,12 @@ from horsies.monitor.overview import (
 from horsies.tasks.definition import WEBHOOK_PREFIX
 from horsies.words import lasting
 
-# How many of the newest attempts are searched for crashes.
+# The number of newest attempts to search for crashes.
 CRASH_WINDOW = 10_000
-# The most rows of one kind that are read.
+# The maximum number of rows of one kind to read.
 SHOWN = 20
-# A task fails unusually often if it has this many failures in ten minutes, at this many times its usual rate.
+# A task fails unusually often from this many failures in ten minutes, at this multiple of its usual
+# rate.
 FAILURES_MIN = 10
 FAILURES_TIMES = 5.0
 RETRIES_MIN = 50
@@ -98,7 +99,7 @@ def _workers(facts: Facts) -> Script[Iterable[Finding]]:
 
 
 def worker_reasons(worker: WorkerSummary) -> Iterator[Finding]:
-    """Yield a finding if a worker is lost, silent, or without notifications."""
+    """Yield a finding if a worker is lost, is silent, or receives no notifications."""
     yield from silent_reasons(worker)
     yield from polling_reasons([worker])
     if health_of(worker) is WorkerHealth.LOST:
@@ -178,7 +179,7 @@ def judge_versions(
     sets: Sequence[TaskSet],
     limits: Limits,
 ) -> Iterator[Finding]:
-    """Find workers that still have different releases, or different tasks on one queue, after a rollout."""
+    """Find workers that have different releases, or different tasks on one queue, long after a rollout."""
     by_id = {release.worker_id: release for release in releases}
     known = [(worker, by_id[worker.worker_id]) for worker in workers if worker.worker_id in by_id]
     if any(release.started_seconds_ago < limits.rollout_seconds for _, release in known):
@@ -195,15 +196,17 @@ def judge_versions(
     serving = servers_by_queue(workers)
     for queue in sorted(serving):
         ids = [worker.worker_id for worker in serving[queue]]
-        # Thousands of queues may share their workers, and most workers have the same tasks.
+        # Compare each set of workers once: thousands of queues may share their workers.
         names = list({knowledge[one] for one in ids if one in knowledge})
         if len(names) > 1 and (some := names[0].union(*names) - names[0].intersection(*names)):
-            sentence = f"Not every worker of queue {queue} has the same tasks."
+            sentence = f"The workers of queue {queue} have different tasks."
             yield yellow(sentence, "finish the rollout", sorted(some)[:10])
 
 
 def read_queues(facts: Facts) -> Script[list[QueueSituation]]:
-    """Every queue with due tasks: its workers, its pause, and the tasks that none of its workers can run."""
+    """Return every queue with due tasks: its workers, its pause, and the tasks that none of its workers
+    can run.
+    """
     return (yield from facts.share("queues with due tasks", lambda: _read_queues(facts)))
 
 
@@ -248,7 +251,7 @@ def _read_queues(facts: Facts) -> Script[list[QueueSituation]]:
 
 
 def _pausers(names: Sequence[str]) -> Script[dict[str, str]]:
-    """Return who paused these queues."""
+    """Return the operators who paused these queues."""
     subjects = {f"queue {name}": name for name in names}
     authors = yield from authors_script(list(subjects), "pause_queue")
     return {subjects[subject]: author for subject, author in authors.items()}
@@ -391,7 +394,9 @@ def _webhooks(facts: Facts) -> Script[Iterable[Finding]]:
 
 
 def judge_webhooks(tasks: Iterable[FailingTask]) -> Iterator[Finding]:
-    """Yield a finding if deliveries fail: even one failure is unusual, because its message is lost."""
+    """Yield a finding if webhook deliveries fail. A single final failure counts, because its event is
+    lost.
+    """
     for task in tasks:
         name = (task.name or "").removeprefix(WEBHOOK_PREFIX)
         if name == (task.name or ""):
@@ -465,17 +470,17 @@ def _retention(facts: Facts) -> Script[Iterable[Finding]]:
 def judge_retention(
     hours: int | None, oldest_seconds: float | None, tables: Iterable[TableState], limits: Limits
 ) -> Iterator[Finding]:
-    """``hours`` is the retention in the newest snapshot: None keeps rows forever, and 0 means that it
-    is unknown.
+    """Judge the age of the oldest finished task. ``hours`` is the retention in the newest snapshot: None
+    keeps rows forever, and 0 means unknown.
     """
     kept = (hours or 0) * HOUR + limits.retention_slack_seconds
     rows = next((one.row_estimate for one in tables if one.name == "horsies_tasks"), 0.0)
     if hours is None and rows > limits.unlimited_rows:
-        sentence = f"Finished tasks are kept forever, about {rows:,.0f} so far."
+        sentence = f"Finished tasks are kept forever; there are about {rows:,.0f}."
         yield yellow(sentence, "set terminal_record_retention_hours")
     elif hours and oldest_seconds is not None and oldest_seconds > kept:
         age = lasting(oldest_seconds)
-        sentence = f"The oldest finished task is {age} old, the retention is {hours} h."
+        sentence = f"The oldest finished task is {age} old, and the retention is {hours} h."
         yield yellow(sentence, "start a worker: it deletes old rows once an hour")
 
 
@@ -491,7 +496,7 @@ WORK_CHECKS = (
     Check(
         "losses",
         "workers that were lost within the last hour",
-        "any",
+        "a worker was lost",
         "",
         _losses,
         is_cheap=True,
@@ -524,23 +529,23 @@ WORK_CHECKS = (
         "unknown-tasks",
         "names and calls of due tasks",
         "",
-        "no running worker of the queue has the task, or the call fits the parameters of none",
+        "no running worker of the queue has the task or accepts the call's parameters",
         _of_queues(misfit_reasons),
         is_cheap=True,
     ),
     Check(
         "paused-queues",
         "paused queues with due tasks",
-        "any",
-        "for an hour",
+        "a paused queue has due tasks",
+        "the queue has been paused for an hour",
         _of_queues(pause_reasons),
         is_cheap=True,
     ),
     Check(
         "paused-keys",
         "paused and halted keys with due tasks",
-        "any",
-        "for an hour",
+        "a paused key has due tasks",
+        "the key has been paused for an hour",
         _paused_keys,
         is_cheap=True,
     ),
@@ -548,7 +553,7 @@ WORK_CHECKS = (
         "blocked",
         "changes that the database refuses",
         "",
-        "any",
+        "the database refuses a change",
         _blocked,
         is_cheap=True,
     ),
@@ -556,28 +561,28 @@ WORK_CHECKS = (
         "held-runs",
         "runs of durable functions whose code does not fit their record",
         "",
-        "any",
+        "a run is held",
         _held_runs,
         is_cheap=True,
     ),
     Check(
         "abandoned",
-        "tasks of workers that are gone, expired leases, deadlines that have passed",
+        "tasks of lost workers, expired leases, passed deadlines",
         "",
-        "for a minute",
+        "a task has been abandoned for a minute",
         _abandoned,
     ),
     Check(
         "crashes",
-        "attempts of the last hour that ended their process",
+        "attempts of the last hour that crashed their child process",
         "",
-        "3 attempts of one task, or 10 of tasks with one name",
+        "3 crashes of one task, or 10 crashes of tasks with the same name",
         _crashes,
     ),
     Check(
         "stuck-queues",
-        "due tasks although children are idle and no cap is reached",
-        "for 5 minutes",
+        "due tasks that wait although children are idle and no cap is reached",
+        "a task has waited for 5 minutes",
         "",
         _of_queues(stuck_reasons),
         is_cheap=True,
@@ -609,7 +614,8 @@ WORK_CHECKS = (
     Check(
         "long-running",
         "running tasks",
-        "past their time limit; no heartbeat for 5 minutes; without a time limit, after 6 hours",
+        "a task exceeded its time limit, sent no heartbeat for 5 minutes, or has run for 6 "
+        "hours without a time limit",
         "",
         _long_running,
         is_cheap=True,
@@ -618,7 +624,7 @@ WORK_CHECKS = (
     Check(
         "paused-runs",
         "paused runs",
-        "paused by a failure, or for a day",
+        "a run was paused by a failure, or has been paused for a day",
         "",
         _paused_runs,
         is_cheap=True,
@@ -634,7 +640,7 @@ WORK_CHECKS = (
     Check(
         "retention",
         "the oldest finished task",
-        "2 hours past the retention; without a retention, 10 million rows",
+        "the task is 2 hours past the retention; without a retention, there are 10 million rows",
         "",
         _retention,
     ),
