@@ -35,7 +35,7 @@ app.discover_tasks(["horsies.demo.workflow"])
 
 @app.task("square")
 def square(number: int) -> int:
-    """Return a value; the batch consists of a thousand of these tasks."""
+    """Return the square of a number; the demonstration's batch has a thousand of these tasks."""
     return number * number
 
 
@@ -47,7 +47,7 @@ def add(a: int, b: int) -> int:
 
 @app.task("withdraw")
 def withdraw(balance: int, amount: int) -> int:
-    """Fail with a code of the application."""
+    """Fail with an error code of the application."""
     if amount > balance:
         raise TaskFailed("INSUFFICIENT_FUNDS", "too little")
     return balance - amount
@@ -55,13 +55,13 @@ def withdraw(balance: int, amount: int) -> int:
 
 @app.task("divide", exception_mapper={ZeroDivisionError: "NOT_A_NUMBER"})
 def divide(a: int, b: int) -> float:
-    """Raise an exception, which the mapper turns into an error code."""
+    """Raise an exception that the mapper converts to an error code."""
     return a / b
 
 
 @app.task("fetch_rate", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["GATEWAY_DOWN"]))
 def fetch_rate(marker: Path) -> float:
-    """Fail and leave a marker; the retry a second later finds it and succeeds."""
+    """Fail and leave a marker; the retry a second later finds the marker and succeeds."""
     if not marker.exists():
         marker.touch()
         raise TaskFailed("GATEWAY_DOWN", "try again")
@@ -76,7 +76,7 @@ def crash() -> None:
 
 @app.task("oversleep", timeout_ms=500)
 def oversleep(seconds: int) -> None:
-    """Run longer than allowed."""
+    """Run longer than the time limit."""
     time.sleep(seconds)
 
 
@@ -92,5 +92,5 @@ def render() -> int:
 
 @app.task("tick")
 def tick() -> str:
-    """Return the time; the schedule sends this once per second."""
+    """Return the time; a schedule sends this task once per second."""
     return time.strftime("%H:%M:%S")

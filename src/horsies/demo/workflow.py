@@ -1,5 +1,5 @@
-"""The demonstration's workflow: orders are priced in parallel, a person approves, and a sub-workflow
-ships them.
+"""The demonstration's workflow: it prices orders in parallel, waits for an approval, and ships them in a
+sub-workflow.
 
 ``price`` is a map: one task per order. ``approval`` waits for a signal without occupying a process.
 ``shipping`` is itself a workflow, built with the total as its parameter.
@@ -33,13 +33,13 @@ def price_order(order: str) -> int:
 
 @app.task("add_up")
 def add_up(prices: list[int]) -> int:
-    """Add up the values of the map, which come in the order of its list."""
+    """Add up the values of the map, which are in the order of its list."""
     return sum(prices)
 
 
 @app.task("book_carrier")
 def book_carrier(total: int) -> str:
-    """Choose a carrier based on the value of the goods."""
+    """Choose a carrier by the value of the goods."""
     return "insured" if total > 100 else "by mail"
 
 
@@ -50,7 +50,7 @@ def print_label(carrier: str) -> str:
 
 
 class Shipping(WorkflowDefinition[str]):
-    """Book a carrier, print a label."""
+    """Book a carrier and print a label."""
 
     name = "shipping"
     definition_key = "demo.shipping"
@@ -64,7 +64,7 @@ class Shipping(WorkflowDefinition[str]):
 
 
 class Fulfilment(WorkflowDefinition[str]):
-    """The whole workflow, from a list of orders to a label."""
+    """The whole workflow: price a list of orders, wait for an approval, and ship them."""
 
     name = "fulfilment"
     definition_key = "demo.fulfilment"

@@ -1,4 +1,4 @@
-"""The backend: a Django task is stored as a task of the application, named by its dotted path."""
+"""The backend stores a Django task as a task of the application, named by its dotted path."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class HorsiesBackend(BaseTaskBackend):  # type: ignore[misc]
     def validate_task(self, task: Task) -> None:
         """Reject a task that this backend cannot run; register any other task with the application.
 
-        Django calls this for every ``@task``, so a worker only has to import the modules that define
-        tasks.
+        Django calls this method for every ``@task``, so a worker only needs to import the modules that
+        define tasks.
         """
         super().validate_task(task)
         if task.queue_name not in (names := self.app.get_valid_queue_names()):
@@ -132,7 +132,7 @@ def _imported(path: str) -> Any:
 
 
 def _priority(priority: int) -> int:
-    """Map Django's 100 (first) to -100 (last) onto 1 to 100; two neighbours share one priority."""
+    """Map Django's 100 (first) to -100 (last) onto 1 to 100; two neighbouring values share one priority."""
     return max(1, 50 - priority // 2)
 
 
@@ -144,7 +144,7 @@ def _set(result: TaskResult, **values: Any) -> None:
     for name, value in values.items():
         object.__setattr__(
             result, name, value
-        )  # the class is frozen; Django's backends do the same
+        )  # The class is frozen; Django's own backends set attributes in the same way.
 
 
 def _new_result(
@@ -198,7 +198,9 @@ def _outcome(stored: TaskDetail) -> HorsiesResult[Any, HorsiesError]:
 
 
 def _stored_error(stored: TaskDetail) -> TaskError:
-    """Return the last attempt's error; an error without an exception is a ``horsies.TaskFailed``."""
+    """Return the last attempt's error; an error without an exception has the class
+    ``horsies.TaskFailed``.
+    """
     error = _outcome(stored).err_value
     if not isinstance(error.exception, dict):
         text = f"{stored.error_code or error.error_code}: {error.message}"
@@ -241,7 +243,7 @@ def _context(result: TaskResult) -> tuple[TaskContext, ...]:
 def _signalled(
     backend: HorsiesBackend, task: Task, args: list[Any], kwargs: dict[str, Any]
 ) -> Iterator[TaskResult]:
-    """Send Django's signals around an attempt."""
+    """Send Django's signals at the start and the end of an attempt."""
     running = current_task()
     result = _new_result(backend.alias, task, running.id, args, kwargs)
     _set(
@@ -251,7 +253,7 @@ def _signalled(
         started_at=running.started_at,
         last_attempted_at=running.started_at,
         # Django uses the length of this list as the number of attempts; only get_result reads the
-        # workers of earlier ones.
+        # workers of earlier attempts.
         worker_ids=[f"{socket.gethostname()}:{os.getpid()}"] * running.attempt,
     )
     task_started.send(type(backend), task_result=result)

@@ -1,4 +1,4 @@
-"""Testing applications: capture sends, run tasks in the test, or start a real worker.
+"""Tools for testing applications: capture sends, run tasks in the test, or start a real worker.
 
 The pytest plugin provides the fixtures ``horsies_app``, ``horsies_database``, ``horsies_clock`` and
 ``horsies_worker``.
@@ -35,7 +35,7 @@ __all__ = [
     "ReplayMismatch",
 ]
 
-# pytest always imports this package to load its plugin, so each name loads its module on first use.
+# Load modules on first use, because pytest always imports this package to load its plugin.
 _MODULES = {
     "database": ("HorsiesDatabase",),
     "execution": ("Attempt", "Attempts"),

@@ -1,8 +1,6 @@
-"""A broker without a database: it takes checked send requests and keeps them in memory.
-
-Every operation of an application is a script of statements. This broker answers the statements that
-store tasks and runs, and those that look for an identical earlier request; all others need a
-database.
+"""A broker without a database: it keeps checked send requests in memory. Every operation of an
+application is a script of statements. This broker executes the statements that store tasks and runs, and
+the statements that look for an identical earlier request; all other statements need a database.
 """
 
 from __future__ import annotations
@@ -40,24 +38,22 @@ T = TypeVar("T")
 
 
 class NoDatabaseError(Exception):
-    """The application requested something that needs a database."""
+    """The application used an operation that needs a database."""
 
 
 class Receiver(Protocol):
-    """Receives the requests that an application stores, one call per operation."""
+    """Receives the stored requests of an application, one call per operation."""
 
     @property
     def name(self) -> str:
-        """The function that the test called."""
+        """The name of the function that the test called."""
 
     def take(self, stored: Stored) -> None: ...
 
     async def take_async(self, stored: Stored) -> None: ...
 
     def end_of(self, task_id: str) -> Any:
-        """Return the row that a waiter would read; raise NoDatabaseError if that row would never
-        exist.
-        """
+        """Return the row for which a waiter waits; raise NoDatabaseError if no such row will ever exist."""
 
 
 class Stored:
@@ -70,7 +66,7 @@ class Stored:
         self.runs: list[dict[str, Any]] = []
 
     def answer(self, statement: Statement[Any, Any], params: Any) -> list[Any]:
-        """Return the rows that the database would return."""
+        """Return the rows that the database would return for these statements."""
         if statement is insert_task:
             return self._insert(params)
         if statement is debounce_task:
@@ -101,12 +97,12 @@ class Stored:
 class InMemoryBroker:
     """Stands in for a ``PostgresBroker``; the receiver decides what happens to stored requests.
 
-    Method options that concern connections and transactions have no effect here.
+    Options about connections and transactions have no effect here.
     """
 
     # Every send runs its script.
     is_direct = False
-    # The broker that the application had before this one; see in_place_of_broker.
+    # The application's broker before this one; see in_place_of_broker.
     replaced: Any = None
 
     def __init__(self, receiver: Receiver, *, takes_runs: bool) -> None:
@@ -162,7 +158,7 @@ class InMemoryBroker:
     def _run(
         self, code: BrokerErrorCode, script: Script[T], transaction: object
     ) -> tuple[BrokerResult[T], Stored]:
-        """Run a script; as in a transaction, a script that fails stores nothing."""
+        """Run a script; a failed script stores nothing, like a rolled-back transaction."""
         stored = Stored(self, transaction)
         try:
             answer = drive(stored.answer, script)
@@ -204,7 +200,7 @@ class InMemoryBroker:
 
 
 class _Waiters:
-    """Answers callers that wait for results, without delay."""
+    """Returns results to waiting callers without delay."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
@@ -226,10 +222,8 @@ class _Waiters:
 
 @contextmanager
 def in_place_of_broker(app: Horsies, broker: InMemoryBroker) -> Iterator[None]:
-    """Give the application this broker for the duration of the block; its own broker is left
-    untouched.
-
-    Blocks for the same application may overlap and end in any order, like fixtures.
+    """Give the application this broker for the duration of the block; its own broker stays unchanged.
+    Blocks for the same application may overlap and end in any order, because fixtures do.
     """
     stand_in: Any = broker
     broker.replaced, app._broker = app._broker, stand_in
@@ -243,7 +237,7 @@ def in_place_of_broker(app: Horsies, broker: InMemoryBroker) -> Iterator[None]:
 
 
 def _replace_beneath(newest: object, broker: InMemoryBroker) -> None:
-    """An inner block that exits after this one restores the broker from before this block."""
+    """An inner block that ends later must restore the broker from before this block."""
     while isinstance(newest, InMemoryBroker):
         if newest.replaced is broker:
             newest.replaced = broker.replaced
@@ -251,12 +245,12 @@ def _replace_beneath(newest: object, broker: InMemoryBroker) -> None:
 
 
 def key_of(row: InsertTask) -> str | None:
-    """The idempotency key of a request, regardless of how long it stays unique."""
+    """Return the idempotency key of a request, ignoring how long the key stays unique."""
     return row.idempotency_key or row.unique_key
 
 
 def _debounced(params: DebounceTask) -> InsertTask:
-    """The row of a debounced send: there is no clock here, so no send replaces another."""
+    """Return the row of a debounced send; without a clock, no send replaces another send."""
     values = params._asdict() | {
         "enqueue_at": None,
         "idempotency_key": None,
@@ -266,7 +260,7 @@ def _debounced(params: DebounceTask) -> InsertTask:
 
 
 def _rows(params: InsertTasks) -> list[InsertTask]:
-    """The rows of a ``send_many`` chunk."""
+    """Return the rows of a ``send_many`` chunk."""
     columns = (params.ids, params.args, params.kwargs, params.enqueue_shas)
     return [
         InsertTask(

@@ -1,5 +1,5 @@
-"""Throw-away databases for tests: created for a test run, emptied between tests, dropped when it
-ends.
+"""Throw-away databases for tests: created for a test run, emptied between tests, and dropped at the end
+of the run.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ WHERE relkind IN ('r', 'p') AND relnamespace = to_regnamespace(%s) AND relname L
   AND relname <> %s
 """
 
-# TRUNCATE makes new files for a table and its indexes, and every session reads its catalogue again: 15 ms of
-# processor time for one row, where DELETE takes 3 ms. A table that has grown is truncated. So is one to
-# which a table of the application refers, because the rows of that table must be deleted as well.
+# DELETE takes 3 ms for one row, but TRUNCATE takes 15 ms of processor time, because it creates new
+# files and invalidates every session's catalogue. TRUNCATE is used for a grown table, and for a
+# table to which the application's tables refer, because their rows must be deleted as well.
 _DELETED_BYTES_MAX = 131_072
 _MAY_DELETE = """
 WITH filled AS (SELECT name::regclass AS oid FROM unnest(%(names)s::text[]) AS name)
@@ -58,11 +58,12 @@ class HorsiesDatabase:
 
     app: Horsies
     """The application, which uses this database during the test."""
-    url: str = field(repr=False)  # pytest prints the fixtures of a failed test
+    # Hide the password, because pytest prints the fixtures of a failed test.
+    url: str = field(repr=False)
     """The address of the database, for other libraries."""
 
     def clean(self) -> None:
-        """Delete all tasks, runs and schedules, and set the clock back to the real time."""
+        """Delete all tasks, runs and schedules, and reset the clock to the real time."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             empty_tables(connection, self.app.config.broker.schema_name)
         forget_clock(self.app)
@@ -71,7 +72,7 @@ class HorsiesDatabase:
 def server_url(run_id: str) -> str:
     """Return the address of the test server: HORSIES_TEST_DATABASE_URL, or an embedded server.
 
-    Processes with the same ``run_id`` share the embedded server; the last one deletes it.
+    Processes with the same ``run_id`` share the embedded server; the last process deletes it.
     """
     if named := os.environ.get(SERVER_VARIABLE):
         return libpq_url(named)
@@ -82,8 +83,8 @@ def server_url(run_id: str) -> str:
         error.help_text = f"{error.help_text}, or name a server for tests in {SERVER_VARIABLE}"
         raise
     with psycopg.connect(url, autocommit=True) as connection:
-        # The server is thrown away, and many tests create and drop a database. On a disk shared
-        # with other processes, each checkpoint took seconds.
+        # Disable durability: the server is temporary, tests create and drop many databases, and on
+        # a busy disk each checkpoint took seconds.
         connection.execute("ALTER SYSTEM SET fsync = off")
         connection.execute("SELECT pg_reload_conf()")
     return url
@@ -93,7 +94,7 @@ def server_url(run_id: str) -> str:
 def created_database(server: str, template: str | None = None) -> Iterator[str]:
     """Create a database on this server, yield its address, and drop it after the block.
 
-    With a ``template``, the name of a database on the same server, the new one is a copy of it.
+    With a ``template``, the new database is a copy of this database on the same server.
     """
     __tracebackhide__ = True
     name = f"horsies_test_{uuid.uuid4().hex}"
@@ -132,7 +133,9 @@ def drop_database(server: str, name: str) -> None:
 
 
 def empty_tables(connection: psycopg.Connection[Any], schema: str = DEFAULT_SCHEMA) -> None:
-    """Empty the tables that have rows, in the cheapest way: most tests fill one or two with a few rows."""
+    """Empty the tables that have rows with the cheapest statements; most tests fill one or two tables
+    with a few rows.
+    """
     found = connection.execute(_FIND_TABLES, (schema, MIGRATIONS_TABLE))
     tables = [sql.Identifier(schema, name) for (name,) in found]
     if not tables:
@@ -155,7 +158,7 @@ def _deletions(tables: Sequence[sql.Identifier]) -> sql.Composed:
     """Delete every row and restart the identity columns, as TRUNCATE does, in one transaction."""
     return sql.SQL("; ").join(
         [
-            # No trigger fires, and no foreign key is checked.
+            # In this mode, no trigger fires and no foreign key is checked.
             sql.SQL("SET LOCAL session_replication_role = replica"),
             *(sql.SQL("DELETE FROM {}").format(one) for one in tables),
             sql.SQL("SET LOCAL session_replication_role = origin"),
@@ -175,15 +178,15 @@ def point_at(app: Horsies, url: str) -> None:
     }
     broker = app.config.broker.model_copy(update=changes)
     app.close()
-    # The configuration is frozen, and the application's tasks share it.
+    # The configuration is frozen and shared with the application's tasks, so change it in place.
     object.__setattr__(app.config, "broker", broker)
     app._broker = None
 
 
 @contextmanager
 def prepared_database(app: Horsies, url: str) -> Iterator[HorsiesDatabase]:
-    """Create the application's tables in this database and make the application use it during the
-    block.
+    """Create the application's tables in this database and make the application use it for the duration
+    of the block.
     """
     before = app.config.broker
     point_at(app, url)

@@ -1,7 +1,7 @@
-"""Run task code in the test's own process, along the same path as a worker's child.
+"""Runs task code in the test's own process, in the same way as a worker's child process.
 
 Arguments and results pass through the codec, hooks and headers apply, and ``current_task()`` works.
-One task runs at a time, because a process has only one running task, as in a child.
+Only one task runs at a time, as in a child process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ AttemptOutcome = Literal["completed", "failed", "retried"]
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt that the test ran; ``number`` counts the attempts of its task from 1."""
+    """One attempt that the test ran; ``number`` counts the attempts of a task from 1."""
 
     task: str
     """The name of the task."""
@@ -72,21 +72,21 @@ class Attempts:
     """The attempts that a test ran, in order."""
 
     attempts: list[Attempt] = field(default_factory=list)
-    """One entry for each attempt, in the order in which they ran."""
+    """One entry for each attempt, in execution order."""
 
     @property
     def completed(self) -> int:
-        """How many attempts returned a success."""
+        """The number of attempts that returned a success."""
         return self._count("completed")
 
     @property
     def failed(self) -> int:
-        """How many attempts failed and were not retried."""
+        """The number of attempts that failed without a retry."""
         return self._count("failed")
 
     @property
     def retried(self) -> int:
-        """How many attempts failed and were, or will be, followed by another one."""
+        """The number of attempts that failed and were, or will be, retried."""
         return self._count("retried")
 
     def _count(self, outcome: AttemptOutcome) -> int:
@@ -94,20 +94,22 @@ class Attempts:
 
 
 class Ended(NamedTuple):
-    """The outcome of an attempt, the exception that the function raised, and whether it was called."""
+    """The outcome of an attempt, the exception that its function raised, and whether the function was
+    called.
+    """
 
     outcome: Outcome
     raised: BaseException | None = None
     was_called: bool = True
 
 
-# The tasks running in this process, innermost last: a task that sends inline runs another one
+# The tasks running in this process, innermost last; a task that sends inline runs another task
 # inside itself.
 _running: list[CurrentTask | None] = [None]
 
 
 class Execution:
-    """Executes attempts of an application's tasks; its event loop lives as long as the ``with``
+    """Executes attempts of an application's tasks, with one event loop for the duration of the ``with``
     block.
     """
 
@@ -118,7 +120,8 @@ class Execution:
         self._raised: dict[str, BaseException] = {}
 
     def __enter__(self) -> Self:
-        # The last hook is the innermost: it sees the exception before other hooks can replace it.
+        # The last hook is the innermost, so it sees the exception before other hooks can replace
+        # it.
         self._app.hooks.around.append(self._note_exception)
         return self
 
@@ -142,13 +145,12 @@ class Execution:
             return self.run(task, node)
         assignment = assignment_of(task, node)
         with _running_globally(None):
-            # A separate asyncio task has its own context, which holds the running task and its
-            # headers.
+            # A separate asyncio task has its own context for the running task and its headers.
             report = await asyncio.create_task(self._attempt(assignment))
         return self._ended(task, report)
 
     def _execute(self, assignment: Assignment) -> ChildReport:
-        """Execute an attempt in a thread without an event loop, as a child does."""
+        """Execute an attempt in a thread without an event loop, as a child process does."""
         if is_loop_running():
             with ThreadPoolExecutor(1) as pool:
                 return pool.submit(copy_context().run, self._execute, assignment).result()
@@ -178,7 +180,7 @@ class Execution:
     def _ended(self, task: ClaimedTask, report: ChildReport) -> Ended:
         raised = self._raised.pop(task.id, None)
         if isinstance(raised, Leaving):
-            raised = None  # not a failure: the run of a durable function was parked
+            raised = None  # The run of a durable function was parked, which is not a failure.
         if raised is not None and not isinstance(raised, Exception | SystemExit):
             raise raised  # Ctrl-C, a cancelled test, or an outcome of pytest such as pytest.fail()
         # No jitter: a test waits exactly as long as the policy specifies.
@@ -188,7 +190,9 @@ class Execution:
 
 @contextmanager
 def _running_globally(task: CurrentTask | None) -> Iterator[None]:
-    """Make this the process-wide running task, which other threads see; with None, the context decides."""
+    """Make this the process-wide running task for all threads; with None, use the context's running
+    task.
+    """
     _running.append(task)
     set_running_task(task)
     try:
@@ -205,4 +209,4 @@ def _value_of(coroutine: Coroutine[Any, Any, ChildReport]) -> ChildReport:
     except StopIteration as ended:
         report: ChildReport = ended.value
         return report
-    raise AssertionError("a plain function does not wait for an event loop")
+    raise AssertionError("A plain function awaits nothing.")

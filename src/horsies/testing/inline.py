@@ -14,10 +14,10 @@ from horsies.tasks.outcome import Outcome
 from horsies.testing.broker import InMemoryBroker, NoDatabaseError, Stored, in_place_of_broker
 from horsies.testing.execution import Attempt, Attempts, Ended, Execution
 
-# A policy without a limit would retry forever.
+# The limit of retries, because a policy without a limit would retry forever.
 ATTEMPTS_MAX = 100
 
-# The attempts of one task: the caller runs each attempt and sends back how it ended.
+# The attempts of one task: a generator that yields each attempt and receives its outcome.
 Running = Generator[ClaimedTask, Ended, None]
 
 
@@ -26,10 +26,10 @@ def run_inline(app: Horsies, *, reraise: bool = False) -> Iterator[Attempts]:
     """Run every sent task immediately in this process; its handle has the result when ``send``
     returns.
 
-    Arguments and results pass through the codec. A failed attempt is repeated according to its
-    retry policy; retry waits and delays are skipped. Tasks may send other tasks. With ``reraise``,
-    ``send`` raises the exception of a task whose last attempt failed, with its traceback. Time
-    limits do not apply. Workflows are refused because they need a database; see ``run_pending``.
+    Arguments and results pass through the codec. Failed attempts are retried as the retry policy
+    specifies, without waits; delays are skipped. Tasks may send other tasks. With ``reraise``, ``send``
+    raises the exception of a task whose last attempt failed, with its traceback. Time limits do not
+    apply. Workflows are refused because they need a database; see ``run_pending``.
 
     Example:
         with run_inline(app):
@@ -107,7 +107,7 @@ def _next(running: Running, ended: Ended) -> ClaimedTask | None:
 
 
 def _claimed(row: InsertTask) -> ClaimedTask:
-    """The task as a worker would claim it right after the send."""
+    """Return the task in the form in which a worker claims it right after the send."""
     times = (row.sent_at, datetime.now(UTC), row.good_until)
     details = "\n".join("" if time is None else time.isoformat() for time in times)
     return ClaimedTask(
@@ -123,7 +123,7 @@ def _claimed(row: InsertTask) -> ClaimedTask:
         row.timeout_ms,
         None,
         priority=row.priority,
-        # The rest of the details is empty: the task has no slot, no workflow and no schedule.
+        # The other details are empty, because the task has no slot, no workflow and no schedule.
         details=details + "\n" * 5,
     )
 

@@ -1,8 +1,7 @@
-"""run_pending: run everything that is due in the database, in this process; and the test clock.
-
-Tasks are claimed and recorded by a worker's own statements, one at a time. The database's clock
-decides what is due. When the test clock advances, the stored times of waiting tasks move back
-instead; schedules are evaluated at the advanced time, because their slots depend on the calendar.
+"""run_pending, which runs all due tasks of the database in this process, and the test clock. Tasks are
+claimed and recorded one at a time, with a worker's own statements. The database's clock decides which
+tasks are due. When the test clock advances, the stored times of waiting tasks are moved back; schedules
+are evaluated at the advanced time, because their slots depend on the calendar.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
 from horsies.worker.protocol import NodePart
 from horsies.worker.turn import Claimer, TurnRequest, release_unheld, take_turn
 
-_LONGEST = timedelta(days=36_525)  # the longest delay a task can have
+_LONGEST = timedelta(days=36_525)  # The maximum delay of a task.
 
 
 @dataclass
 class PendingRun(Attempts):
-    """What one ``run_pending`` did: its attempts, the expired tasks, and the slots of schedules."""
+    """The result of one ``run_pending``: its attempts, the expired tasks, and the slots of schedules."""
 
     expired: int = 0
-    """How many tasks had passed their `good_until` without a start."""
+    """The number of tasks that had passed their `good_until` without a start."""
     slots: int = 0
-    """How many slots of schedules were sent."""
+    """The number of schedule slots that were sent."""
 
 
 class Clock:
@@ -70,9 +69,8 @@ class Clock:
         return datetime.now(UTC) + self.offset
 
     def advance(self, by: timedelta) -> None:
-        """Let time pass for everything that waits: delays, retries, deadlines, sleeps and schedules.
-
-        Nothing runs until the next ``run_pending``, or until a worker polls for due tasks.
+        """Advance the time of all delays, retries, deadlines, sleeps and schedules. Due tasks run in the
+        next ``run_pending``, or when a worker polls.
 
         Example:
             clock.advance(timedelta(hours=1))
@@ -100,7 +98,7 @@ _clocks: WeakKeyDictionary[Horsies, Clock] = WeakKeyDictionary()
 
 
 def clock_of(app: Horsies) -> Clock:
-    """Return the clock of the application's test database; ``run_pending`` reads the same one."""
+    """Return the clock of the application's test database, which ``run_pending`` also uses."""
     return _clocks.setdefault(app, Clock(app))
 
 
@@ -110,14 +108,13 @@ def forget_clock(app: Horsies) -> None:
 
 
 def run_pending(app: Horsies, *, reraise: bool = False, limit: int = 1_000) -> PendingRun:
-    """Run everything that is due in the application's database, in this process, until nothing is
-    left.
+    """Run all due tasks of the application's database in this process, until no due task is left.
 
-    Workflows advance, schedules fire, and retries and delayed tasks run once
-    ``clock_of(app).advance`` has made them due. With ``reraise``, the exception of a task whose
-    last attempt failed is raised here, with its traceback. More attempts than ``limit`` raise
-    RuntimeError, because tasks that send each other never finish. A task that waits for another
-    task's result waits forever, because only one task runs at a time.
+    Workflows advance, schedules fire, and retries and delayed tasks run once ``clock_of(app).advance``
+    has made them due. With ``reraise``, the exception of a finally failed task is raised here, with its
+    traceback. More than ``limit`` attempts raise RuntimeError, because tasks that send each other would
+    never finish. A task that waits for another task's result waits forever, because only one task runs
+    at a time.
 
     Example:
         confirm.enqueue(7)
@@ -145,7 +142,7 @@ async def run_pending_async(
         return pending.done
 
 
-# The attempts to run: the caller runs each attempt and sends back how it ended.
+# The attempts to run: a generator that yields each attempt and receives its outcome.
 Running = Generator[tuple[ClaimedTask, NodePart | None], Ended, None]
 
 
@@ -157,7 +154,7 @@ def _next(running: Running, ended: Ended) -> tuple[ClaimedTask, NodePart | None]
 
 
 class _Pending:
-    """A worker with one slot, and a scheduler, reduced to what tests need."""
+    """A worker with one slot and a scheduler, reduced to the needs of tests."""
 
     def __init__(self, app: Horsies, pipeline: Pipeline, reraise: bool, limit: int) -> None:
         self._app = app
@@ -200,7 +197,7 @@ class _Pending:
                     self._note(task, ended.outcome, ended.raised)
 
     def _look_at_keys(self) -> Sequence[int | None]:
-        """Let tasks with keys become due; return where the claim by keys continues in each queue."""
+        """Make tasks with keys due; return where the claim by keys continues in each queue."""
         queues = [*self._claimer.queues]
         ((found,),) = self._pipeline.run([(look_at_keys, LookAtKeys(queues, PROMOTED_MAX))])
         self._rings.note_search(queues, found.queues)
@@ -212,7 +209,7 @@ class _Pending:
         return fired
 
     def _leaves(self, task: ClaimedTask) -> bool:
-        """Return a task to its queue if the application does not define it, as a worker does."""
+        """Return a task to its queue if the application does not define it, as a worker would."""
         if self._app.get_task(task.task_name) or task.task_name in BUILTIN_TASKS:
             return False
         self._unknown.append(task.task_name)
@@ -220,7 +217,9 @@ class _Pending:
         return True
 
     def _waits_for_its_code(self, task: ClaimedTask) -> bool:
-        """Return a run to its queue if its arguments do not fit, as a worker does if steps are recorded."""
+        """Return a run to its queue if its arguments do not fit and it has recorded steps, as a worker
+        would.
+        """
         if not self._pipeline.run([list_steps(task.id)])[0]:
             return False
         self._refused.append(task.id)
@@ -228,9 +227,7 @@ class _Pending:
         return True
 
     def _node(self, task: ClaimedTask) -> tuple[NodePart | None, Outcome | None]:
-        """Return a task's place in its workflow, or the failure of a task whose inputs cannot be
-        read.
-        """
+        """Return a task's place in its workflow, or its failure if its inputs cannot be read."""
         if task.workflow_id is None or not self._inputs.has_part(task):
             return None, None
         parts, refused = self._inputs.read(self._pipeline, [task])

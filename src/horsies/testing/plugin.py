@@ -28,13 +28,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker that the fixture ``horsies_worker`` reads."""
+    """Register the marker that the fixture ``horsies_worker`` reads."""
     config.addinivalue_line("markers", _MARKER)
 
 
 @pytest.fixture(scope="session")
 def horsies_app(request: pytest.FixtureRequest) -> Horsies:
-    """The application named by the option ``horsies_app``; override the fixture to use another one."""
+    """The application named by the option ``horsies_app``; override the fixture to use another
+    application.
+    """
     from horsies.locate import load_app
 
     return load_app(_locator(request.config))
@@ -57,7 +59,7 @@ def horsies_session_database(
 
 @pytest.fixture
 def horsies_database(horsies_session_database: HorsiesDatabase) -> Iterator[HorsiesDatabase]:
-    """A database with empty tables, which the application uses during the test."""
+    """A database with empty tables that the application uses during the test."""
     horsies_session_database.clean()
     yield horsies_session_database
     horsies_session_database.app.close()
@@ -75,8 +77,8 @@ def horsies_clock(horsies_database: HorsiesDatabase) -> Clock:
 def horsies_worker(
     horsies_database: HorsiesDatabase, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[WorkerProcess]:
-    """A worker for the application in separate processes, with one child unless the marker asks for
-    more.
+    """A worker for the application in separate processes; the marker can request more than one child
+    process.
     """
     from horsies.testing.worker import running_worker
 
@@ -91,7 +93,7 @@ def horsies_worker(
         yield worker
 
 
-# The old style of hook wrapper: pytest 7 supports no other.
+# The old style of hook wrapper, the only style that pytest 7 supports.
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     """Add the worker's log to the report of a failed test."""

@@ -1,7 +1,6 @@
-"""replay: call a durable function with the record of a real run, to see whether changed code still fits it.
-
-Nothing is executed: recorded steps return what they returned, and the call ends at the first step that is not
-recorded. ``horsies durable export`` writes records.
+"""replay: calls a durable function with the record of a real run, to check whether changed code still
+fits the record. No step is executed: recorded steps return their recorded values, and the call ends at
+the first unrecorded step. ``horsies durable export`` writes records.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from horsies.worker.child.durable_run import with_clean_up
 
 
 class ReplayMismatch(AssertionError):
-    """The code of a durable function does not fit the record of a run; the message names both sides."""
+    """The code of a durable function does not fit the record of a run; the message names both steps."""
 
 
 class _EndOfRecord(Leaving):
-    """The call has reached the first step that is not recorded."""
+    """The call has reached the first unrecorded step."""
 
 
 class _Replay:
-    """An engine that executes nothing."""
+    """An engine that executes no steps."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -85,7 +84,8 @@ class _AsyncReplay:
 
 
 def replay(function: AnyTask, record: Mapping[str, Any]) -> None:
-    """Call a durable function with an exported record; ReplayMismatch if the code no longer fits it.
+    """Call a durable function with an exported record; raise ReplayMismatch if the code no longer fits
+    it.
 
     Example:
         replay(onboard, json.loads(Path("records/onboard.json").read_text()))
@@ -115,7 +115,9 @@ def replay(function: AnyTask, record: Mapping[str, Any]) -> None:
 
 
 def _steps(recorded: Sequence[Mapping[str, Any]]) -> Iterator[RecordedStep]:
-    """The steps of a record. All waits are over, except for a sleep in which the run was cancelled."""
+    """Return the steps of a record with all waits finished, except for a sleep during which the run was
+    cancelled.
+    """
     names = [one["name"] for one in recorded]
     before_cancel = names.index(CANCEL) if CANCEL in names else 0
     for place, one in enumerate(recorded, start=1):
@@ -125,10 +127,9 @@ def _steps(recorded: Sequence[Mapping[str, Any]]) -> Iterator[RecordedStep]:
 
 
 def check_replay(app: Horsies, pattern: str) -> int:
-    """Replay every exported record that the pattern finds; return their number, which must not be 0.
-
-    The pattern is a path, relative to the working directory or absolute, with ``*`` and ``**``. A file has
-    one record, or several ``runs``, as ``horsies durable export --failed`` prints them.
+    """Replay every exported record that matches the pattern; return their number, and raise if it is 0.
+    The pattern is a relative or absolute path with ``*`` and ``**``. A file has one record, or several
+    ``runs``, as ``horsies durable export --failed`` prints them.
 
     Example:
         def test_old_runs_fit_the_code() -> None:

@@ -26,9 +26,8 @@ from horsies.testing.broker import (
 
 @dataclass(frozen=True)
 class CapturedSend:
-    """A send as a worker would receive it: the arguments have been encoded and decoded.
-
-    The options are named as in ``with_options``; ``delay`` also holds the delay of ``schedule``.
+    """A send in the form that a worker would receive: its arguments were encoded and decoded. The
+    options have the names of ``with_options``; ``delay`` also has the delay of ``schedule``.
     """
 
     task: str
@@ -38,31 +37,31 @@ class CapturedSend:
     kwargs: Mapping[str, Any]
     """The keyword arguments."""
     task_id: str
-    """The id that the handle has."""
+    """The task id, which the handle also has."""
     queue_name: str
-    """The queue: that of the task, or of the send."""
+    """The queue of the send or, by default, of the task."""
     priority: int
-    """The priority in the queue: that of the send, or of the queue."""
+    """The priority of the send or, by default, of the queue."""
     at: datetime | None = None
     """When the task becomes claimable, if the send set a time."""
     delay: timedelta | None = None
     """How long the task waits, from `delay` or `schedule`."""
     good_until: datetime | None = None
-    """The time by which the task must have started."""
+    """The latest time at which the task may start."""
     timeout_ms: int | None = None
-    """The time limit: that of the send, or of the task."""
+    """The time limit of the send or, by default, of the task."""
     retention: timedelta | None = None
-    """How long the row is kept after the task has ended, if the send set it."""
+    """How long the row is kept after the task has ended, if the send set this."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """The headers, with those that hooks have set."""
+    """The headers, including headers set by hooks."""
     idempotency_key: str | None = None
     """The idempotency key."""
     unique: Uniqueness = "forever"
     """How long the idempotency key stays reserved."""
     transaction: object = None
-    """The connection or session that was passed."""
+    """The connection or session passed to the send."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """All arguments by parameter name, whether they were passed by position or by name."""
+    """All arguments by parameter name, including arguments passed by position."""
 
     def __repr__(self) -> str:
         values = [
@@ -72,7 +71,7 @@ class CapturedSend:
         return f"{self.task}({', '.join(values)}) [{self._options()}]"
 
     def _options(self) -> str:
-        """The queue and priority, and every option that was set."""
+        """Return the queue, the priority, and every option that was set."""
         given = {one.name: getattr(self, one.name) for one in fields(self)[4:-1]}
         always = ("queue_name", "priority")
         shown = {
@@ -92,17 +91,17 @@ class CapturedStart:
     workflow_id: str
     """The id that the handle has."""
     workflow_key: str | None
-    """The key of the run, if the start set one."""
+    """The key of the run, if the caller set one."""
     definition_key: str | None
     """The identity of the workflow across deployments."""
     nodes: Mapping[str, str]
-    """The name of the task of each node, by node id."""
+    """The name of each node's task, by node id."""
     transaction: object = None
     """The connection or session that was passed."""
 
 
 class CapturedSends(Sequence[CapturedSend]):
-    """The captured sends in order, and in ``workflows`` the captured workflow starts."""
+    """The captured sends in order; ``workflows`` has the captured workflow starts."""
 
     name = "capture_sends"
 
@@ -126,12 +125,12 @@ class CapturedSends(Sequence[CapturedSend]):
         return "".join(["captured sends:", *(f"\n  {line}" for line in lines or ["none"])])
 
     def of(self, task: AnyTask | str) -> list[CapturedSend]:
-        """Return the sends of one task, given as its function or by its name."""
+        """Return the sends of one task, identified by its function or its name."""
         task_name = task if isinstance(task, str) else task.task_name
         return [one for one in self._sends if one.task == task_name]
 
     def clear(self) -> None:
-        """Forget everything captured so far."""
+        """Delete all captured sends and starts."""
         self._sends.clear()
         self.workflows.clear()
 
@@ -146,7 +145,7 @@ class CapturedSends(Sequence[CapturedSend]):
         self.take(stored)
 
     def end_of(self, task_id: str) -> NoReturn:
-        """Refuse to wait: nothing runs here."""
+        """Reject a wait, because captured tasks never run."""
         raise NoDatabaseError(
             f"{task_id} was captured by capture_sends and never runs; use run_inline or run_pending."
         )
@@ -154,7 +153,7 @@ class CapturedSends(Sequence[CapturedSend]):
 
 @contextmanager
 def capture_sends(app: Horsies) -> Iterator[CapturedSends]:
-    """Record every send and every workflow start instead of storing it; no database is needed.
+    """Record all sends and workflow starts instead of storing them; no database is needed.
 
     Sends are checked and encoded as usual and return handles. A handle's ``get`` returns
     immediately with the error BROKER_ERROR, whose message names capture_sends.
@@ -201,8 +200,8 @@ def _uniqueness(row: InsertTask) -> Uniqueness:
 def _call_of(
     app: Horsies, row: InsertTask
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-    """The arguments as the function receives them; arguments of an unknown task stay plain JSON
-    values.
+    """Return the arguments in the form in which the function receives them; for an unknown task, return
+    plain JSON values.
     """
     task = app.get_task(row.task_name)
     if task is None:

@@ -19,7 +19,7 @@ from horsies.logs import DESCRIPTOR_VARIABLE, EventName
 # Environment variables that ``worker_app`` reads.
 APP_VARIABLE = "HORSIES_TESTING_APP"
 DATABASE_VARIABLE = "HORSIES_TESTING_DATABASE_URL"
-# A wait this long has failed; a wait that succeeds ends earlier.
+# The maximum time of a wait; a successful wait ends earlier.
 WAIT_SECONDS = 30.0
 _LOOK_SECONDS = 0.02
 
@@ -31,7 +31,7 @@ class WorkerProcess:
     """A worker or scheduler process with its log and its lifecycle events."""
 
     process: subprocess.Popen[bytes]
-    """The process of the worker itself; its children are separate processes."""
+    """The process of the worker itself, which is the parent of its child processes."""
     log_path: Path
     """The file with the log of the worker and its children."""
     events_path: Path
@@ -45,7 +45,7 @@ class WorkerProcess:
         log_path: Path,
         cwd: Path | None = None,
     ) -> Self:
-        """Start a process that writes its events to a file next to its log."""
+        """Start a process that writes its events to a file next to its log file."""
         events_path = log_path.with_suffix(".events")
         with log_path.open("wb") as log, events_path.open("ab") as events:
             process = subprocess.Popen(  # noqa: S603 - the command of the test
@@ -66,12 +66,12 @@ class WorkerProcess:
         return self.process.pid
 
     def log(self) -> str:
-        """Return everything that the worker and its children have written so far."""
+        """Return all output of the worker and its children so far."""
         return self.log_path.read_text(errors="replace")
 
     def events(self, name: EventName | None = None) -> list[dict[str, Any]]:
-        """Return the lifecycle events so far, in order, or only those with this name."""
-        # The text after the last line feed is still being written.
+        """Return the lifecycle events so far, in order; with a name, only the events of this name."""
+        # The text after the last line feed is incomplete.
         written, _, _ = self.events_path.read_text().rpartition("\n")
         events = [json.loads(line) for line in written.splitlines()]
         return [event for event in events if name is None or event["event"] == name]
@@ -79,7 +79,7 @@ class WorkerProcess:
     def wait_for(
         self, name: EventName, seconds: float = WAIT_SECONDS, *, times: int = 1
     ) -> dict[str, Any]:
-        """Wait until the event has happened this many times; return the latest."""
+        """Wait until the event has happened this many times; return the latest occurrence."""
         events = self._wait_until(
             lambda: found if len(found := self.events(name)) >= times else [],
             f"the event {name}",
@@ -90,7 +90,7 @@ class WorkerProcess:
     def wait_until_ready(
         self, name: EventName = "worker_ready", seconds: float = WAIT_SECONDS
     ) -> None:
-        """Wait until the worker claims tasks; if it exits instead, raise with its log."""
+        """Wait until the worker claims tasks; if it exits instead, raise an error with its log."""
         self._wait_until(
             lambda: self.events(name) or self._has_ended(), f"the event {name}", seconds
         )
@@ -98,7 +98,7 @@ class WorkerProcess:
             raise AssertionError(f"The worker ended before it was ready; its log:\n{self.log()}")
 
     def stop(self, seconds: float = WAIT_SECONDS) -> int:
-        """Ask for a graceful shutdown and return the exit code."""
+        """Request a graceful shutdown and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait(seconds)
 
@@ -127,8 +127,8 @@ class WorkerProcess:
 def running_worker(
     locator: str, database_url: str, directory: Path, options: Sequence[str] = ()
 ) -> Iterator[WorkerProcess]:
-    """Run a worker for this application on this database; ``options`` are options of `horsies
-    worker`.
+    """Run a worker for this application on this database; ``options`` are command-line options of
+    `horsies worker`.
     """
     command = [
         sys.executable,
@@ -140,7 +140,7 @@ def running_worker(
     ]
     environment = {
         **os.environ,
-        # Lets the worker import the same modules as the tests.
+        # With this path, the worker can import the same modules as the tests.
         "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
         APP_VARIABLE: locator,
         DATABASE_VARIABLE: database_url,

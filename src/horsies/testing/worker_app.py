@@ -1,4 +1,4 @@
-"""The application that a test's worker loads, pointed at the test's database."""
+"""The application that a test's worker loads; it uses the test's database."""
 
 from __future__ import annotations
 

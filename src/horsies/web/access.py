@@ -1,7 +1,7 @@
 """Access to the dashboard: policies, signatures, and checks of a browser's request.
 
-For each request, a policy decides who the viewer is, and what the viewer may see and change. ``horsies
-web`` chooses one by ``--auth``; an application that mounts the dashboard passes its own.
+A policy decides for each request who the viewer is, and what the viewer may see and change. ``horsies
+web`` chooses a policy by ``--auth``; an application that mounts the dashboard passes its own policy.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Networks: TypeAlias = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 
 class Access(NamedTuple):
-    """A request's user, the changes that the user may make, and whether arguments are shown.
+    """A request's user, the changes that the user may make, and whether arguments are shown to the user.
 
     Changes and arguments also require the dashboard's own switches: ``actions`` and ``payload`` of
     ``create_app``.
@@ -68,7 +68,7 @@ class Access(NamedTuple):
 
 
 class Policy(Protocol):
-    """Decides on every request: returns its access, a response such as a redirect to a login, or None
+    """Decides about each request: returns its access, a response such as a redirect to a login, or None
     for 403.
     """
 
@@ -77,7 +77,7 @@ class Policy(Protocol):
 
 
 class AllowAll:
-    """Everyone who reaches the dashboard may do everything that its switches allow."""
+    """Every viewer may do everything that the dashboard's switches allow."""
 
     def __init__(self, user: str = "anonymous") -> None:
         self._access = Access(user, VERBS, sees_payload=True)
@@ -99,10 +99,10 @@ class ViewOnly:
 
 
 class TrustedHeader:
-    """The user is named in a header by a proxy in front, which is trusted because of its address.
+    """Takes the user from a header that a proxy sets; the proxy is trusted because of its address.
 
-    ``allow_actions`` is True, False, or the users who may change things and see arguments. A request
-    from an address outside ``proxies`` (addresses or networks) is rejected, whatever its headers.
+    ``allow_actions`` is True, False, or the names of the users who may make changes and see arguments. A
+    request from an address outside ``proxies`` (addresses or networks) is always rejected.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class TrustedHeader:
         self._proxies = parse_networks(proxies)
 
     async def access(self, request: HTTPConnection) -> Access | None:
-        """Return the access of the user named in the header; None if there is none."""
+        """Return the access of the user named in the header, or None without the header."""
         user = request.headers.get(self._name, "").strip()
         if not user or not is_within(peer_address(request), self._proxies):
             return None
@@ -127,7 +127,7 @@ class TrustedHeader:
 
 
 class TokenPolicy:
-    """One secret token for everyone: opened as ``/?token=…`` or typed into the login page.
+    """One secret token for all users, opened as ``/?token=…`` or typed into the login page.
 
     The token is exchanged for a signed cookie, so that it stays out of the browser's history. ``/api``
     also accepts it as ``Authorization: Bearer``.
@@ -137,14 +137,14 @@ class TokenPolicy:
         if len(token) < TOKEN_LENGTH_MIN:
             raise ValueError(f"the token has fewer than {TOKEN_LENGTH_MIN} characters")
         self._token = token.encode()
-        # A new token ends the old token's sessions.
+        # A new token ends the sessions of the old token.
         self._purpose = f"session {hashlib.sha256(self._token).hexdigest()}"
         self._signer = signer
         self._access = Access(user, VERBS, sees_payload=True)
         self._tries = Tries()
 
     async def access(self, request: HTTPConnection) -> Access | Response | None:
-        """Return access for a valid cookie or bearer token; a redirect for a valid ``?token=``."""
+        """Return access for a valid cookie or bearer token; return a redirect for a valid ``?token=``."""
         given = request.query_params.get("token")
         if self._signer.opened(self._purpose, request.cookies.get(SESSION_COOKIE, "")) is not None:
             # Without a redirect, the token would stay in the address and in the page's links.
@@ -158,7 +158,7 @@ class TokenPolicy:
         return self.logged_in(request, _without_token(request))
 
     def is_right(self, given: str, request: HTTPConnection) -> bool:
-        """Compare in constant time; after five wrong tries, an address has to wait for a minute."""
+        """Compare in constant time; after five wrong tries, block an address for a minute."""
         address = client_address(request)
         if not self._tries.are_left(address):
             return False
@@ -192,7 +192,8 @@ class BasicPolicy:
         self._viewers = frozenset(viewers)
         self._salt = secrets.token_bytes(16)
         self._right: set[tuple[str, bytes]] = set()
-        # Tabs that a browser reopens send the same password at the same time.
+        # A browser that reopens tabs sends the same password several times at once, so check it
+        # only once.
         self._checking: dict[tuple[str, bytes], asyncio.Future[bool]] = {}
         self._tries = Tries()
 
@@ -212,13 +213,14 @@ class BasicPolicy:
         if (checking := self._checking.get(guess)) is None:
             if not self._tries.are_left(address):
                 return False
-            # A hash that matches no password, so that an unknown name takes as long as a wrong password.
+            # Check a hash that matches no password, so that an unknown name takes as long as a
+            # wrong password.
             stored = self._users.get(user) or "scrypt$AAAA$AAAA"
             checked = asyncio.to_thread(password_matches, password, stored)
             checking = self._checking[guess] = asyncio.ensure_future(checked)
             checking.add_done_callback(lambda _: self._checking.pop(guess))
-            # The try is counted before its answer; otherwise many tries at the same time would all be
-            # allowed.
+            # Count the try before its result is known; otherwise many simultaneous tries would all
+            # be allowed.
             self._tries.add(address)
             if await asyncio.shield(checking):
                 self._right.add(guess)
@@ -227,7 +229,7 @@ class BasicPolicy:
 
 
 class CanPolicy(Protocol):
-    """The older form of a policy: two methods that return True or False."""
+    """The older form of a policy, with two methods that return True or False."""
 
     async def can_view(self, request: HTTPConnection) -> bool:
         """Whether the user may view the dashboard."""
@@ -237,7 +239,7 @@ class CanPolicy(Protocol):
 
 
 class AdaptedPolicy:
-    """A policy made from an object with ``can_view`` and ``can_act``."""
+    """A policy built from an object with ``can_view`` and ``can_act``."""
 
     def __init__(self, policy: CanPolicy) -> None:
         self._policy = policy
@@ -253,7 +255,7 @@ class AdaptedPolicy:
 
 
 def _user_name(user: object) -> str:
-    """Return a name that is the same in every request, because form tokens are bound to it."""
+    """Return a name that stays the same in all requests, because form tokens are bound to it."""
     try:
         return str(user.display_name) or "viewer"  # type: ignore[attr-defined]
     except (AttributeError, NotImplementedError):
@@ -261,7 +263,7 @@ def _user_name(user: object) -> str:
 
 
 class Signer:
-    """Signs cookies and form tokens; all processes that serve one dashboard need the same secret."""
+    """Signs cookies and form tokens; all processes that serve a dashboard need the same secret."""
 
     def __init__(self, secret: str | None = None) -> None:
         self._key = hashlib.sha256((secret or secrets.token_hex(32)).encode()).digest()
@@ -281,7 +283,7 @@ class Signer:
         return f"{encoded}.{expires}.{self.sign(purpose, encoded, expires)}"
 
     def opened(self, purpose: str, sealed: str) -> str | None:
-        """Return a sealed text; None if it is forged or has expired."""
+        """Return the content of a sealed text, or None if the text is forged or has expired."""
         encoded, _, rest = sealed.partition(".")
         expires, _, signature = rest.partition(".")
         if not sealed.isascii() or not self.is_signed(signature, purpose, encoded, expires):
@@ -291,11 +293,11 @@ class Signer:
         return base64.urlsafe_b64decode(encoded).decode()
 
     def form_token(self, user: str, verb: str) -> str:
-        """Return a form's token: valid for this user and verb, for twelve hours or more."""
+        """Return a form's token, which is valid for this user and verb for at least twelve hours."""
         return self.sign("form", user, verb, str(_period()))
 
     def is_form_token(self, token: str, user: str, verb: str) -> bool:
-        """Check a form's token against this period and the previous one."""
+        """Check a form's token against the current period and the previous period."""
         now = _period()
         return any(
             self.is_signed(token, "form", user, verb, str(period)) for period in (now, now - 1)
@@ -307,7 +309,7 @@ def _period() -> int:
 
 
 class Tries:
-    """Counts wrong passwords by address: after five in a minute, the address has to wait."""
+    """Counts wrong passwords per address; after five in a minute, an address must wait."""
 
     def __init__(self) -> None:
         self._times: dict[str, list[float]] = {}
@@ -316,12 +318,12 @@ class Tries:
         return len(self._recent(address)) < WRONG_TRIES_MAX
 
     def add(self, address: str) -> None:
-        if len(self._times) > 10_000:  # drop addresses rather than grow without limit
+        if len(self._times) > 10_000:  # Drop addresses to limit the memory use.
             self._times.clear()
         self._times[address] = [*self._recent(address), time.monotonic()]
 
     def take_back(self, address: str) -> None:
-        """Forget the newest attempt, which turned out to be correct."""
+        """Forget the newest try, because its password was correct."""
         self._times[address] = self._recent(address)[:-1]
 
     def _recent(self, address: str) -> list[float]:
@@ -351,7 +353,7 @@ def _base64(data: bytes) -> str:
 
 
 def parse_users(text: str) -> BasicPolicy:
-    """Read a users file's lines, ``name:hash`` or ``name:hash:viewer``."""
+    """Parse the lines of a users file: ``name:hash`` or ``name:hash:viewer``."""
     users, viewers = {}, set()
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
@@ -369,7 +371,7 @@ def parse_users(text: str) -> BasicPolicy:
 
 
 def parse_networks(texts: Iterable[str] | Networks) -> Networks:
-    """Read addresses and networks such as ``10.0.0.0/8``; the ValueError names the invalid one."""
+    """Parse addresses and networks such as ``10.0.0.0/8``; raise ValueError with the invalid entry."""
     return tuple(ipaddress.ip_network(text, strict=False) for text in texts)
 
 
@@ -382,12 +384,12 @@ def is_within(address: str, networks: Networks) -> bool:
 
 
 def peer_address(request: HTTPConnection) -> str:
-    """Return the address at the other end of the connection; empty for a Unix socket."""
+    """Return the address of the connection's peer, or an empty text for a Unix socket."""
     return request.client.host if request.client else ""
 
 
 def client_address(request: HTTPConnection) -> str:
-    """Return the viewer's address, which a trusted proxy may have reported."""
+    """Return the viewer's address, which may come from a trusted proxy's header."""
     reported: str | None = request.scope.get(_REPORTED_CLIENT)
     return reported or peer_address(request)
 
@@ -399,7 +401,7 @@ def behind_proxy(scope: Scope, proxies: Networks) -> Scope:
     request = HTTPConnection(scope)
     if not is_within(peer_address(request), proxies):
         return scope
-    # The proxy appends the address that it sees; earlier ones are only claims by the client.
+    # The proxy appends the address that it sees; the client may have forged earlier entries.
     client = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
     is_https = request.headers.get("x-forwarded-proto", "").strip().lower() == "https"
     reported = {_REPORTED_CLIENT: client} if client else {}
@@ -407,20 +409,20 @@ def behind_proxy(scope: Scope, proxies: Networks) -> Scope:
 
 
 def host_name(host: str) -> str:
-    """Return the name in a Host header, without its port."""
+    """Return the host name from a Host header, without its port."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:  # for example, a bracket that is not closed
+    except ValueError:  # The header is invalid, for example because of an unclosed bracket.
         return ""
 
 
 def is_allowed_host(host: str, allowed: Collection[str] | None) -> bool:
-    """Check a Host header: another name that resolves to this server is an attempt at DNS rebinding."""
+    """Check a Host header, because an unknown name that resolves to this server may be DNS rebinding."""
     return allowed is None or "*" in allowed or host_name(host) in map(str.lower, allowed)
 
 
 def is_same_site(request: HTTPConnection) -> bool:
-    """Check that a POST comes from a page of the same origin, as far as the browser reports it."""
+    """Check that a POST comes from a page of the same origin, if the browser reports the origin."""
     site = request.headers.get("sec-fetch-site")
     if site is not None and site not in ("same-origin", "none"):
         return False
@@ -429,7 +431,7 @@ def is_same_site(request: HTTPConnection) -> bool:
 
 
 def net_location(url: str) -> str | None:
-    """Return the host and port of a URL; None if it cannot be read."""
+    """Return the host and port of a URL, or None if the URL is invalid."""
     try:
         return urlsplit(url).netloc.lower()
     except ValueError:

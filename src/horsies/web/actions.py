@@ -1,7 +1,7 @@
 """Changes from the dashboard: queues, tasks, runs, schedules and pings, and the record of all changes.
 
-A form answers with a redirect and a notice; the same change below ``/api`` answers with a document. A
-refusal uses the same sentence as the command line.
+A form's response is a redirect with a notice; the same change below ``/api`` returns a document. A
+refusal has the same sentence as on the command line.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _switch_key(paused: bool) -> Handler:
 
 
 async def set_key(view: View) -> Response:
-    """Give a key its own limits, as ``app.keys.set`` does."""
+    """Set the limits of one key, as ``app.keys.set`` does."""
     keys, name, key = await _key_of(view)
     reason, limits = await text_field(view, "reason"), await _limits_of(view)
     with acting_as(view.access.user, "web"):
@@ -173,7 +173,7 @@ async def resume_run(view: View) -> Response:
 
 
 async def retry_run(view: View) -> Response:
-    """Retry all of a run's failed nodes, or one of them."""
+    """Retry one failed node of a run, or all failed nodes."""
     handle, node = _handle(view), await text_field(view, "node")
     with acting_as(view.access.user, "web"):
         result = await handle.retry_async(node)
@@ -238,7 +238,7 @@ def _schedule_page(name: str) -> str:
 
 
 async def run_schedule(view: View) -> Response:
-    """Send a schedule's task, or start its workflow, now."""
+    """Send a schedule's task or start its workflow immediately."""
     name, app, broker = view.params["name"], view.site.app, view.site.broker
     if app is None:
         raise Refused(
@@ -276,7 +276,7 @@ async def ping(view: View) -> Response:
 
 
 async def history(view: View) -> Page:
-    """Show who changed what, newest first."""
+    """Show the authors and the changes, newest first."""
     subject, actor = view.query.get("subject") or None, view.query.get("actor") or None
     before = _before(view)
     script = list_actions_script(subject, actor, before, HISTORY_LIMIT)

@@ -1,8 +1,8 @@
-"""Answers to changes: the fields of a request, and a redirect with a notice or a document.
+"""Reads the fields of a change's request, and builds its response.
 
-A form answers with a redirect to its page and a notice; the same change below ``/api`` answers with a
-document. A refused form shows the same sentence as the command line; a refused request below ``/api``
-is a problem.
+A form's response is a redirect to the form's page with a notice; the same change below ``/api`` returns
+a document. A refused form shows the same sentence as the command line; a refused request below ``/api``
+returns a problem document.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def fields_of(view: View) -> Mapping[str, Any]:
 
 
 async def text_field(view: View, name: str) -> str | None:
-    """Return a string from the request; None if it is missing or blank."""
+    """Return a string from the request, or None if it is missing or blank."""
     value = (await fields_of(view)).get(name)
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
@@ -66,7 +66,7 @@ async def text_field(view: View, name: str) -> str | None:
 
 
 async def json_field(view: View, name: str, page: str) -> Any:
-    """Return a JSON value from the request: a member of its body, or the text of a form's field."""
+    """Return a JSON value from the request: a member of its body, or a form field parsed as JSON."""
     value = (await fields_of(view)).get(name)
     if is_api(view):
         return value
@@ -78,7 +78,7 @@ async def json_field(view: View, name: str, page: str) -> Any:
 
 
 async def is_on(view: View, name: str, default: bool) -> bool:
-    """Return a switch: a form's checkbox, or true or false."""
+    """Return the value of a switch: a form's checkbox, or a JSON true or false."""
     value = (await fields_of(view)).get(name, default)
     return value if isinstance(value, bool) else str(value).lower() in ("1", "true", "on")
 
@@ -88,14 +88,14 @@ def answer_document(document: Mapping[str, Any], status: int = 200) -> Response:
 
 
 def done(view: View, fallback: str, notice: str, document: Mapping[str, Any]) -> Response:
-    """Return the answer to a change: a document, or the form's page with a notice."""
+    """Return the response to a change: a document, or a redirect to the form's page with a notice."""
     if is_api(view):
         return answer_document(document)
     return view.redirect(origin(view) or fallback, notice)
 
 
 def unwrapped(view: View, result: Result[T, Any], page: str) -> T:
-    """Return a change's value; raise a form's refusal as a redirect, and any other refusal as a problem."""
+    """Return a change's value; raise a refusal as a redirect for a form, otherwise as a problem."""
     if not isinstance(result, Err):
         return result.ok_value
     error = result.err_value
@@ -119,7 +119,7 @@ def problem_of(error: Any, **members: object) -> Problem:
 
 
 def origin(view: View) -> str | None:
-    """Return the form's page, below the mount point; a Referer from another site is ignored."""
+    """Return the form's page below the mount point; ignore a Referer from another site."""
     referer = view.request.headers.get("referer", "")
     root = view.url("")
     if net_location(referer) != view.request.headers.get("host", "").lower():
@@ -133,7 +133,7 @@ def origin(view: View) -> str | None:
 
 
 def keyed_id(view: View) -> str | None:
-    """Return the task id derived from the Idempotency-Key, the user and the path; None without the
+    """Return the task id derived from the Idempotency-Key, the user and the path, or None without the
     header.
     """
     key = view.request.headers.get("idempotency-key") if is_api(view) else None
@@ -143,5 +143,5 @@ def keyed_id(view: View) -> str | None:
 
 
 def both(path: str, verb: RouteVerb, handler: Handler) -> tuple[Route, ...]:
-    """Return a change's two routes: one for its form, and one below ``/api``."""
+    """Return a change's two routes: one for its form, and one for the JSON API."""
     return Route("POST", path, verb, handler), Route("POST", f"/api{path}", verb, handler)

@@ -1,7 +1,7 @@
 """The JSON API: the documents of the command line's ``--json``, below ``/api``.
 
 Payloads appear only for users who may see them, with the values of secret keys masked. Every route
-rejects filters that it does not have.
+rejects unknown filters.
 """
 
 from __future__ import annotations
@@ -93,14 +93,15 @@ HISTORY_LIMIT_MAX = 1_000
 MEASURES_MAX = timedelta(days=14)
 # The number of ten-minute steps in 14 days.
 SLOTS_MAX = 2_016
-# Larger documents are not indented, because indentation takes ten times as long and doubles the size.
+# Larger documents are not indented, because indentation takes ten times as long and doubles their
+# size.
 INDENTED_MAX = 100_000
-# The most lines of the attention list; with thousands of queues, thousands may need attention.
+# The maximum length of the attention list, because thousands of queues may need attention.
 ATTENTION_MAX = 200
-# The most queues, workers, and queues per worker in the overview, unless the request asks for all.
+# The maximum numbers of queues, workers, and queues per worker in the overview without ``all``.
 QUEUES_MAX = WORKERS_MAX = 200
 QUEUES_OF_WORKER_MAX = 20
-# The most queues on one page of the list of queues.
+# The maximum number of queues on a page of the list of queues.
 QUEUES_PAGE = 1_000
 RUN_FILTERS = frozenset(
     {
@@ -111,7 +112,7 @@ RUN_FILTERS = frozenset(
 
 
 def answer(document: dict[str, Any]) -> Response:
-    """Return a JSON document; passwords in addresses are masked in all of its texts."""
+    """Return a JSON document with all passwords in addresses masked."""
     value = _masked(json_value(document))
     text = json.dumps(value, ensure_ascii=False)
     if len(text) <= INDENTED_MAX:
@@ -135,8 +136,8 @@ def _masked(value: Any) -> Any:
 
 
 async def meta(view: View) -> Response:
-    """Return versions, the user's permissions and limits. A database of another release is reported, but
-    is not an error.
+    """Return versions, the user's permissions and limits. A database of another release is not an error,
+    but is reported.
     """
     schema, server = "MATCH", None
     try:
@@ -173,8 +174,7 @@ async def overview(view: View) -> Response:
     """Return queues, workers, blocked tasks and runs, as in ``horsies status --json``, and the attention
     list.
 
-    If there are very many queues and workers, only those that matter most now are included, unless
-    ``all`` is set.
+    Without ``all``, only the most important queues and workers are included if there are very many.
     """
     is_all = is_on(view, "all")
     facts = Facts(view.site.broker.config.schema_name)
@@ -208,7 +208,9 @@ async def overview(view: View) -> Response:
 
 
 def _shortened(overview: Overview) -> Overview:
-    """Return an overview of the queues and workers that matter most, or of all of them if there are few."""
+    """Return an overview with the most important queues and workers only, or the whole overview if it is
+    short.
+    """
     queues = most_in_need(overview.queues, QUEUES_MAX)
     workers = nsmallest(WORKERS_MAX, overview.workers, key=_is_well)
     return replace(overview, queues=queues, workers=workers)
@@ -219,7 +221,7 @@ def _is_well(worker: WorkerSummary) -> bool:
 
 
 async def queues(view: View) -> Response:
-    """Return a page of queues in the order of their names, from the first name after ``after``."""
+    """Return a page of queues by name, starting after the name ``after``."""
     after, limit = text_of(view, "after") or "", number_of(view, "limit", QUEUES_PAGE, QUEUES_PAGE)
     every = await view.read(overview_script(view.site.queue_caps))
     found = [one for one in every.queues if one.name > after]
@@ -238,7 +240,7 @@ async def queue(view: View) -> Response:
 
 
 async def keys(view: View) -> Response:
-    """The keys of a queue, as in ``horsies keys list --json``."""
+    """Return the keys of a queue, as ``horsies keys list --json`` does."""
     broker, limit = view.site.broker, number_of(view, "limit", KEYS_LIMIT, LIST_LIMIT_MAX)
     known = list(view.site.queue_caps) if view.site.app else None
     script = Keys(lambda: broker, known).list_script(view.params["name"], limit)
@@ -246,8 +248,8 @@ async def keys(view: View) -> Response:
 
 
 async def measures(view: View) -> Response:
-    """Attempts and their durations per time slot: ``since`` is how far back to go, ``step`` the length
-    of a slot.
+    """Return attempts and durations per time slot; ``since`` is the length of the period, ``step`` the
+    length of a slot.
     """
     since = _length(view, "since", timedelta(hours=1))
     step = _length(view, "step", max(since / 60, timedelta(minutes=1)))
@@ -270,7 +272,7 @@ def _length(view: View, name: str, default: timedelta) -> timedelta:
 
 
 async def workers(view: View) -> Response:
-    """Running workers; with ``include_stopped``, also stopped ones."""
+    """Return the running workers; with ``include_stopped``, also the stopped workers."""
     is_all = is_on(view, "include_stopped")
     found = await view.read(read_rows(list_workers(is_all)))
     return answer({"workers": [worker_document(worker) for worker in found]})
@@ -299,7 +301,7 @@ async def tasks(view: View) -> Response:
     page = await view.read(tasks_script(task_filters_of(view)))
     document = page_document(page, "tasks")
     for row in document["tasks"]:
-        # A search reads the arguments of the tasks it finds, but the list does not show them.
+        # Return a page of tasks. A search reads arguments, but the list does not contain them.
         row.pop("args", None), row.pop("kwargs", None)
     back_to = sent_time(page.next_cursor) if page.next_cursor else None
     return answer(document | {"looked_back_to": back_to})
@@ -314,7 +316,7 @@ async def _report(view: View, payload: bool) -> TaskReport:
 
 
 async def task(view: View) -> Response:
-    """One task with its attempts; arguments and result only for users who may see them."""
+    """Return one task with its attempts; include arguments and result only for users who may see them."""
     sees_payload = view.access.sees_payload
     report = await _report(view, sees_payload)
     masking, found = view.site.masking, report.task
@@ -334,7 +336,7 @@ async def attempts(view: View) -> Response:
 
 
 async def logs(view: View) -> Response:
-    """What the attempts of a task have logged, only for users who may see arguments."""
+    """Return the log lines of a task's attempts, only for users who may see arguments."""
     if not view.access.sees_payload:
         raise NotFound("There is no page for logs: you may not see arguments and results.")
     task_id = view.params["id"]
@@ -347,13 +349,15 @@ async def logs(view: View) -> Response:
 
 
 async def failures(view: View) -> Response:
-    """Failed attempts by fingerprint: the task, the error code, the exception class and its place."""
+    """Return the failed attempts by fingerprint: the task, the error code, the exception class and its
+    place.
+    """
     found = await view.read(failures_script(texts_of(view, "task_name")))
     return answer(failures_document(found))
 
 
 async def failure(view: View) -> Response:
-    """One group of failures, with its counts over time."""
+    """Return one group of failures with its counts over time."""
     return answer(failure_document(await group_of(view), datetime.now(UTC)))
 
 
@@ -378,7 +382,7 @@ def _run_filters(view: View) -> RunFilters:
 
 
 async def workflow(view: View) -> Response:
-    """One run with its nodes and the runs below it."""
+    """Return one run with its nodes and the runs below it."""
     report = await view.read(run_script(view.params["id"]))
     if report is None:
         raise NotFound(f"There is no workflow run {view.params['id']}.", code="RUN_NOT_FOUND")
@@ -406,7 +410,7 @@ async def schedule_slots(view: View) -> Response:
 
 
 async def schedule_runs(view: View) -> Response:
-    """One schedule's newest slots, with the tasks or runs that they led to."""
+    """Return one schedule's newest slots with their tasks or runs."""
     name, limit = view.params["name"], number_of(view, "limit", 20, LIMIT_MAX)
     runs = _unwrapped(await view.read(schedule_runs_script(name, limit)))
     return answer({"name": name, "runs": [run._asdict() for run in runs]})
@@ -422,7 +426,7 @@ def _unwrapped(done: Result[T, BrokerOperationError]) -> T:
 
 
 def _route(path: str, handler: Handler, filters: Collection[str] = ()) -> Route:
-    """Return a route that rejects any other filters."""
+    """Return a route that rejects all other filters."""
 
     async def checked(view: View) -> Page | Response:
         refuse_unknown(view, filters)

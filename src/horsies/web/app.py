@@ -1,7 +1,7 @@
 """The dashboard's ASGI application: its route table, the gate in front of the routes, error pages.
 
-It needs no lifespan, which frameworks do not run for a mounted application: connections are opened, and
-the hub starts, on first use.
+Connections are opened, and the hub starts, on first use, because frameworks do not run the lifespan of a
+mounted application.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ ROUTES: tuple[Route, ...] = (
     *pages_names.ROUTES,
     *pages_send.ROUTES,
     *pages_runs.ROUTES,
-    # A schedule's name may contain slashes, so the longer paths come first.
+    # A schedule's name may contain slashes, so match the longer paths first.
     *pages_explain.ROUTES,
     *pages_schedule_edit.ROUTES,
     *pages_schedules.ROUTES,
@@ -133,10 +133,11 @@ def create_app(
 ) -> Dashboard:
     """Return an application's dashboard as an ASGI application that can be mounted anywhere.
 
-    ``policy`` decides who may look and act. ``actions`` switches changes on; ``payload`` shows
-    arguments and results to users who may see them, while keys that match ``masked`` stay hidden.
-    ``links`` has URL templates for other tools, such as ``{"logs": "https://…?task={task_id}"}``.
-    ``frame_ancestors`` names the sites that may show the dashboard in a frame.
+    ``policy`` decides who may view pages and make changes. ``actions`` enables changes; ``payload``
+    shows arguments and results to users who may see them, with the values of keys that match ``masked``
+    hidden. ``links`` has URL templates for other tools, such as
+    ``{"logs": "https://…?task={task_id}"}``. ``frame_ancestors`` lists the sites that may embed the
+    dashboard in a frame.
 
     Example:
         api.mount("/ops/horsies", create_app(app, policy=ViewOnly()))
@@ -152,10 +153,8 @@ def create_monitoring_app(
     config: Mapping[str, Any] | None = None,
     actions_enabled: bool = True,
 ) -> Dashboard:
-    """``create_app`` with actions switched on; a policy may also be an object with ``can_view`` and
-    ``can_act``.
-
-    ``config`` takes ``create_app``'s other keywords.
+    """Return the dashboard of ``create_app`` with changes enabled. The policy may also be an object with
+    ``can_view`` and ``can_act``; ``config`` is passed on to ``create_app``.
     """
     policy: Policy = (
         cast(Policy, auth_policy) if hasattr(auth_policy, "access") else AdaptedPolicy(auth_policy)
@@ -177,9 +176,8 @@ def build(
 
 
 class Dashboard:
-    """The ASGI application, with one gate for all routes.
-
-    The gate checks the host, the access, the verb and the origin, then calls the handler.
+    """The ASGI application, with one gate for all routes: it checks the host, the access, the verb and
+    the origin, then calls the handler.
     """
 
     def __init__(self, site: Site, policy: Policy, routes: Sequence[Route] = ROUTES) -> None:
@@ -231,7 +229,7 @@ class Dashboard:
         return view if isinstance(view, Response) else self.hub.stream(view, route.handler)
 
     async def _admit(self, route: Route, request: Request) -> View | Response:
-        """Return the view of a permitted request, or the response that rejects the request."""
+        """Return the view of an admitted request, or the response that rejects the request."""
         self._require_host(request)
         access = await self.policy.access(request)
         if isinstance(access, Response):
@@ -239,7 +237,7 @@ class Dashboard:
         if access is None:
             return self._refuse_access(request)
         view = View(self.site, request, self._effective(access))
-        request.state.access = view.access  # for this request's error page
+        request.state.access = view.access  # Used by this request's error page.
         if route.verb is None:
             return view
         view.body = await _bounded_body(request)
@@ -247,7 +245,8 @@ class Dashboard:
             verb = await self._require_right(route.verb, view)
             if route.method == "POST":
                 await self._require_intent(verb, view)
-                # A change may wait a long time for a lock; the read before it detects a dead connection.
+                # A change may wait long for a lock, so detect a dead connection with a read before
+                # the change.
                 await view.read(read_rows(read_server()))
         except Forbidden as refusal:
             action, actor = Action(route.method.lower(), view.path), Actor(view.access.user, "web")
@@ -290,7 +289,7 @@ class Dashboard:
         return verb
 
     async def _require_intent(self, verb: Verb, view: View) -> None:
-        """Reject a change that comes from another site's page."""
+        """Reject a change that was submitted by another site's page."""
         if not is_same_site(view.request):
             raise Forbidden("The request comes from another site.", code="CROSS_SITE")
         if _is_api(view.request):
@@ -307,7 +306,7 @@ class Dashboard:
         self._require_host(request)
         if (
             request.method != "POST"
-        ):  # the user reopened the address to which a wrong token was posted
+        ):  # The user reopened the address to which a wrong token was posted.
             return View(self.site, request, Access("")).redirect("/")
         if not isinstance(self.policy, TokenPolicy):
             raise NotFound("There is no login here.")
@@ -322,7 +321,8 @@ class Dashboard:
         try:
             await self.site.reader.read(read_rows(list_queue_states()))
         except Problem as problem:
-            # The sentence is left out: it may name hosts and users, and a probe needs no authentication.
+            # Omit the sentence, because it may contain hosts and users, and a probe needs no
+            # authentication.
             return PlainTextResponse(f"not ready: {problem.code}\n", 503)
         return PlainTextResponse("ready\n")
 
@@ -407,7 +407,7 @@ def with_headers(app: ASGIApp, site: Site) -> ASGIApp:
 
 
 def security_headers(frame_ancestors: str | None) -> list[tuple[bytes, bytes]]:
-    """Return the headers that let a browser run only the dashboard's own files."""
+    """Return the headers that restrict a browser to the dashboard's own files."""
     framing = frame_ancestors or "'none'"
     policy = (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -418,7 +418,7 @@ def security_headers(frame_ancestors: str | None) -> list[tuple[bytes, bytes]]:
     headers = {
         "content-security-policy": policy,
         "x-content-type-options": "nosniff",
-        # A form must send its origin; "no-referrer" would replace the origin with "null".
+        # A form must send its origin, which "no-referrer" would replace with "null".
         "referrer-policy": "same-origin",
         "cross-origin-opener-policy": "same-origin",
         "cache-control": "no-store",

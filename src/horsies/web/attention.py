@@ -1,6 +1,5 @@
-"""The overview's attention list and the reports of the slower checks, which run once for all viewers.
-
-Cheap checks run for every view.
+"""The overview's attention list, and the reports of the slower checks. Slower checks run once for all
+viewers; cheap checks run for every view.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from horsies.tasks.broker import PostgresBroker
 from horsies.web.reading import TookTooLong
 from horsies.web.rendering import View
 
-# How often the slower checks run while a page with them is being viewed, and how long a view waits for
-# them.
+# The interval of the slower checks while a page with them is viewed, and the time that a view waits
+# for them.
 SLOW_SECONDS = 60.0
 PATIENCE_SECONDS = 1.0
 
 
 @dataclass
 class SlowChecks:
-    """The newest reports of the slower checks, the time of their end, and their run in progress."""
+    """The newest reports of the slower checks, their time, and the current run."""
 
     reports: Sequence[CheckReport] = ()
     ended_at: datetime | None = None
@@ -47,7 +46,7 @@ _SLOW: WeakKeyDictionary[PostgresBroker, SlowChecks] = WeakKeyDictionary()
 
 
 async def attention(view: View, facts: Facts) -> list[Attention]:
-    """Return the attention list: every finding that `horsies doctor` calls red, and other urgent ones."""
+    """Return the attention list: all red findings of `horsies doctor`, and other urgent findings."""
     try:
         found = await view.read(findings_script(facts))
     except TookTooLong as problem:
@@ -62,7 +61,7 @@ def _not_read(problem: TookTooLong) -> Finding:
 
 
 async def slow_checks(broker: PostgresBroker) -> SlowChecks:
-    """Return the newest reports of the slower checks; run the checks if those are too old."""
+    """Return the newest reports of the slower checks; run the checks first if the reports are too old."""
     slow = _SLOW.setdefault(broker, SlowChecks())
     if slow.asked_at is None or time.monotonic() - slow.asked_at >= SLOW_SECONDS:
         slow.asked_at = time.monotonic()
@@ -72,7 +71,7 @@ async def slow_checks(broker: PostgresBroker) -> SlowChecks:
 
 
 async def _refresh(broker: PostgresBroker, slow: SlowChecks) -> None:
-    """Run the checks in a thread; if the database cannot be reached, keep the last reports."""
+    """Run the checks in a thread; keep the last reports if the database cannot be reached."""
     done = await asyncio.to_thread(run_doctor, broker, SLOW_IDS)
     if isinstance(done, Ok):
         slow.reports, slow.ended_at = done.ok_value, datetime.now(UTC)

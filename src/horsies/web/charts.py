@@ -1,12 +1,10 @@
-"""Charts: series of numbers become SVG. Pure, and without style attributes.
+"""Pure functions that draw series of numbers as SVG without style attributes.
 
 An SVG contains only shapes and stretches to the available width; its labels are separate HTML and stay
 readable on a phone. Each chart describes its numbers in words and has a table below it. The columns'
-links form a separate layer: screen readers do not find links inside an image, and keyboard users find
-the same links in the table.
-
-The parts are plain strings that escape their texts, because an overview has 800 of them and
-``Markup.format`` takes five times as long.
+links form a separate layer, because screen readers do not find links inside an image; keyboard users
+find the same links in the table. The parts are plain strings with escaped texts: an overview has 800
+parts, and ``Markup.format`` takes five times as long.
 """
 
 from __future__ import annotations
@@ -104,7 +102,7 @@ def robust_top(totals: Sequence[float]) -> float:
 
 
 def _notch(chart: Chart, place: int) -> str:
-    """Return the white line that marks a cut column, a little below its top."""
+    """Return the white line that marks a cut column, slightly below the column's top."""
     step = WIDTH / len(chart.columns)
     return f"M{place * step:.1f} 12L{(place + 1 - _GAP) * step:.1f} 6"
 
@@ -122,7 +120,7 @@ def line_chart(chart: Chart) -> Markup:
 
 
 def sparkline(key: str, title: str, values: Sequence[float | None]) -> Markup:
-    """Draw one small line without axes; its description has the newest and the highest value."""
+    """Draw a small line without axes; its description has the newest and the highest value."""
     known = [_drawn(value) for value in values[-COLUMNS_MAX:]]
     numbers = [value for value in known if value is not None]
     if not numbers:
@@ -139,7 +137,9 @@ def sparkline(key: str, title: str, values: Sequence[float | None]) -> Markup:
 
 
 def nice_top(highest: float) -> float:
-    """Return the end of a linear axis: a round number, at least 2, whose half also has few digits."""
+    """Return the upper limit of a linear axis: a round number, at least 2, whose half also has few
+    digits.
+    """
     if highest <= 2:
         return 2.0
     power = 10.0 ** floor(log10(highest))
@@ -163,7 +163,7 @@ def _drawable(chart: Chart) -> Chart:
 
 
 def _drawn(value: float | None) -> float | None:
-    """Return a number that a chart can show, or None for a gap."""
+    """Return a number that a chart can draw, or None for a gap."""
     return min(max(value, 0.0), _VALUE_MAX) if value is not None and isfinite(value) else None
 
 
@@ -235,9 +235,7 @@ def _figure(
 
 
 def _links(chart: Chart, cell: Cell) -> str:
-    """Return a layer over the columns that shows their numbers under the pointer and links to their
-    tasks.
-    """
+    """Return a layer over the columns that shows their numbers on hover and links to their tasks."""
     step = WIDTH / max(len(chart.columns), 1)
     form = _time_form(chart.columns)
     columns = "".join(
@@ -259,7 +257,7 @@ def _column(column: Column, words: str, left: float, width: float) -> str:
 
 
 def _table(chart: Chart, cell: Cell) -> str:
-    """Return the table of all columns that contain a number, newest first."""
+    """Return a table of all columns that have a number, newest first."""
     form = _time_form(chart.columns)
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in chart.series)
     rows = "".join(
@@ -279,7 +277,7 @@ def _linked(column: Column, text: str) -> str:
 
 
 def _time(at: datetime, form: str) -> str:
-    """Return an element that the pages' script turns into local time."""
+    """Return an element whose time the pages' script converts to local time."""
     utc = at.astimezone(UTC)
     return f'<time datetime="{utc:%Y-%m-%dT%H:%M:%SZ}">{utc:{form}}</time>'
 
@@ -293,7 +291,7 @@ def _time_form(columns: Sequence[Column]) -> str:
 
 
 def _time_labels(columns: Sequence[Column]) -> str:
-    """Return the times at the start, in the middle and at the end of the axis."""
+    """Return the times at the start, the middle and the end of the axis."""
     places = (0, len(columns) // 2, -1) if columns else ()
     return "".join(_time(columns[place].at, _time_form(columns)) for place in places)
 
@@ -304,7 +302,7 @@ def _column_words(chart: Chart, column: Column, form: str, cell: Cell) -> str:
 
 
 def _count_words(chart: Chart) -> str:
-    """Describe each series by its newest, mean and highest number."""
+    """Describe each series by its newest, mean and highest value."""
     sentences = []
     for place, name in enumerate(chart.series):
         values = [column.values[place] or 0.0 for column in chart.columns]

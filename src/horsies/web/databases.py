@@ -1,8 +1,8 @@
 """Several databases below one address: ``/`` lists them all, and ``/db/NAME/`` is one database's
 dashboard.
 
-Each dashboard has its own connections and live updates, so an unreachable database does not affect the
-others: the list shows the reason in its row.
+Each dashboard has its own connections and live updates, so an unreachable database does not affect other
+databases. The list shows the reason in the unreachable database's row.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from horsies.web.pages import totals_of
 from horsies.web.reading import Problem, web_broker
 from horsies.web.rendering import Page, Route, Settings, Site, View, environment
 
-# How long the list waits for a database; the row of a slower database is filled by a later update.
+# The time that the list waits for a database; a later update fills in the row of a slower database.
 ANSWER_SECONDS = 1.0
 
 
 class Served(NamedTuple):
-    """A database that the dashboard shows, and its application if there is one."""
+    """A database that the dashboard shows, with its application if it has one."""
 
     name: str
     config: PostgresConfig
@@ -45,7 +45,7 @@ class Served(NamedTuple):
 def build_all(
     served: Sequence[Served], settings: Settings, policy: Policy, signer: Signer
 ) -> ASGIApp:
-    """Join several databases' dashboards and the list of them."""
+    """Combine several databases' dashboards with a list of them."""
     settings = replace(settings, databases=tuple(one.name for one in served))
     sites = {
         one.name: Site(
@@ -58,7 +58,7 @@ def build_all(
         for one in served
     }
     listing = Listing(sites)
-    # The list itself needs no database: it never uses the broker of its site.
+    # The list needs no database and never uses its site's broker.
     front = Site(next(iter(sites.values())).broker, None, settings, signer, environment())
     routes = [
         StarletteRoute("/readyz", listing.readyz),
@@ -74,7 +74,7 @@ async def _with_slash(request: Request) -> Response:
 
 
 class Listing:
-    """The pages that cover all databases."""
+    """The pages about all databases together."""
 
     def __init__(self, sites: Mapping[str, Site]) -> None:
         self._sites = sites
@@ -88,7 +88,7 @@ class Listing:
         )
 
     async def databases(self, view: View) -> Page:
-        """Show every database's figures, and the reason next to one that cannot be read."""
+        """Show every database's figures, or the reason why a database cannot be read."""
         rows = await asyncio.gather(*(row.current() for row in self._rows.values()))
         return Page("databases.html", "Databases", {"rows": rows})
 
@@ -97,7 +97,7 @@ class Listing:
         return await answer_scrape(self._sites, view.request.headers.get("accept", ""))
 
     async def readyz(self, request: Request) -> Response:
-        """Answer 200 if at least one database can be read; name those that cannot."""
+        """Return 200 if at least one database can be read; name the unreadable databases."""
         rows = await asyncio.gather(*(row.current() for row in self._rows.values()))
         down = [row["name"] for row in rows if row["problem"]]
         text = f"cannot be read: {', '.join(down)}" if down else "ready"
@@ -105,8 +105,8 @@ class Listing:
 
 
 class _Row:
-    """One database's latest figures, or why they could not be read; only one asyncio task at a time
-    reads.
+    """One database's latest figures, or the reason why they could not be read; only one asyncio task
+    reads at a time.
     """
 
     def __init__(self, name: str, site: Site) -> None:

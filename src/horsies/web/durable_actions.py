@@ -21,7 +21,7 @@ def _handle(view: View) -> DurableHandle:
 
 
 async def signal_task(view: View) -> Response:
-    """Send a value to a run, as JSON, which the application checks and encrypts."""
+    """Send a signal with a JSON value to a run; the application checks and encrypts the value."""
     handle, name = _handle(view), await text_field(view, "name")
     if name is None:
         raise BadRequest("A signal needs a name.", code="INVALID_VALUE")

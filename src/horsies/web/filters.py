@@ -1,4 +1,4 @@
-"""Filters in a URL's query: the same names for the pages, the JSON API and bulk orders."""
+"""Filters in a URL's query, with the same names for pages, the JSON API and bulk orders."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ TASK_FILTERS = frozenset(
 
 
 def texts_of(view: View, name: str) -> list[str]:
-    """Return a repeatable filter's values without blank ones, which an empty field sends."""
+    """Return the values of a repeatable filter, without the blank values that empty fields send."""
     return [value for value in view.query.getlist(name) if value.strip()]
 
 
 def text_of(view: View, name: str) -> str | None:
-    """Return a filter's last value; None if it is missing or blank."""
+    """Return a filter's last value, or None if it is missing or blank."""
     return next(reversed(texts_of(view, name)), None)
 
 
 def refuse_unknown(view: View, known: Collection[str]) -> None:
-    """Reject a query with any other filters, because a misspelt filter would show too much."""
+    """Reject a query with unknown filters, because a misspelt filter would show too many rows."""
     if unknown := sorted(set(view.query) - set(known)):
         raise BadRequest(
             f"There is no filter {unknown[0]!r}; the filters are {', '.join(sorted(known))}.",
@@ -48,7 +48,7 @@ def refuse_unknown(view: View, known: Collection[str]) -> None:
 
 
 def time_of(view: View, name: str, now: datetime | None = None) -> datetime | None:
-    """Return a time: ``15m`` ago, or ``2026-01-31T12:00``, in UTC unless it has an offset."""
+    """Parse a time: ``15m`` ago, or ``2026-01-31T12:00``, in UTC unless it has an offset."""
     text = text_of(view, name)
     return None if text is None else parsed_time(name, text, now)
 
@@ -61,7 +61,7 @@ def parsed_time(name: str, text: str, now: datetime | None = None) -> datetime:
 
 
 def number_of(view: View, name: str, default: int, most: int) -> int:
-    """Return a whole number from 1 to ``most``."""
+    """Parse a whole number from 1 to ``most``."""
     if (text := text_of(view, name)) is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
@@ -73,7 +73,7 @@ def number_of(view: View, name: str, default: int, most: int) -> int:
 
 
 def task_filters_of(view: View) -> TaskFilters:
-    """Return a task list's filters; reject wrong ones with 400."""
+    """Return a task list's filters; reject invalid filters with 400."""
     given: dict[str, Any] = {
         "status": texts_of(view, "status") or None,
         "queue": texts_of(view, "queue") or None,
@@ -91,7 +91,7 @@ def task_filters_of(view: View) -> TaskFilters:
 
 
 def run_filter_values(view: View) -> dict[str, Any]:
-    """Return the filters common to all run lists, in the form that ``run_filters`` takes."""
+    """Return the filters that all run lists share, in the form that ``run_filters`` takes."""
     return {
         "status": texts_of(view, "status") or None,
         "name": texts_of(view, "name") or None,
@@ -102,14 +102,14 @@ def run_filter_values(view: View) -> dict[str, Any]:
 
 
 def accepted(checked: BrokerResult[T]) -> T:
-    """Return checked filters; reject wrong ones with 400."""
+    """Return checked filters; reject invalid filters with 400."""
     if isinstance(checked, Err):
         raise BadRequest(checked.err_value.message, code="INVALID_FILTER")
     return checked.ok_value
 
 
 def is_on(view: View, name: str) -> bool:
-    """Return whether a switch is on; reject another value with 400."""
+    """Return whether a switch is on; reject any other value with 400."""
     text = (text_of(view, name) or "0").lower()
     if text not in ("0", "1", "false", "true", "on", "off"):
         raise BadRequest(f"{name} must be true or false, not {text[:40]!r}.", code="INVALID_FILTER")
@@ -119,7 +119,7 @@ def is_on(view: View, name: str) -> bool:
 def _search_of(view: View) -> Search | None:
     if (text := text_of(view, "argument")) is None:
         return None
-    # The number of results would reveal the arguments to users who may not see them.
+    # Check the permission, because the number of results would reveal arguments.
     if not view.access.sees_payload:
         raise Forbidden("You may not see arguments, so you cannot search them.", code="NO_PAYLOAD")
     if text_of(view, "fingerprint") is not None:

@@ -1,6 +1,5 @@
-"""Folding: a large graph's nodes with the same role share one box.
-
-Pure. Groups depend only on the graph and its node names, so no box appears or disappears during a run.
+"""Pure functions that fold a large graph: nodes with the same role share a box. Groups depend only on
+the graph and its node names, so boxes never appear or disappear during a run.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from typing import TypeAlias
 
 from horsies.web.layout import Graph, dependents_of, layers_of, topological
 
-# A graph with more nodes than this is folded until it has no more boxes than this.
+# The number of nodes above which a graph is folded, and the maximum number of boxes after folding.
 FOLD_ABOVE = 300
 _BANDS = 100
-# Each round separates nodes whose neighbourhoods differ one step farther away.
+# Each round distinguishes nodes by neighbours one step farther away.
 _ROUNDS = 6
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
@@ -24,9 +23,9 @@ Groups: TypeAlias = tuple[tuple[int, ...], ...]
 def fold(dependencies: Graph, names: tuple[str, ...]) -> Groups:
     """Group a graph's nodes, in the order of their first members.
 
-    Consecutive steps with the same name form one group, and so do nodes with the same name and the same
-    neighbouring groups. A graph that is still too large is grouped by layer and name, and finally by
-    bands of layers.
+    Consecutive steps with the same name form a group, and nodes with the same name and the same
+    neighbouring groups form a group. A graph that is still too large is grouped by layer and name, and
+    finally by bands of layers.
     """
     groups: Groups = ()
     for keys in _groupings(dependencies, names):
@@ -46,7 +45,7 @@ def folded_graph(dependencies: Graph, groups: Groups) -> Graph:
 
 
 def _groupings(dependencies: Graph, names: Sequence[str]) -> Iterator[list[Hashable]]:
-    """Yield increasingly coarse node keys; with each of them, the graph of groups has no cycle."""
+    """Yield increasingly coarse node keys; none of the resulting graphs of groups has a cycle."""
     chains = _grouped(_chain_heads(dependencies, names))
     graph = folded_graph(dependencies, chains)
     layers = layers_of(graph)
@@ -58,7 +57,7 @@ def _groupings(dependencies: Graph, names: Sequence[str]) -> Iterator[list[Hasha
 
 
 def _chain_heads(dependencies: Graph, names: Sequence[str]) -> list[int]:
-    """Map each node to the first step in its row of steps with the same name."""
+    """Map each node to the first step of its row of steps with the same name."""
     dependents = dependents_of(dependencies)
     heads = list(range(len(dependencies)))
     for node in topological(dependencies, dependents):
@@ -70,7 +69,7 @@ def _chain_heads(dependencies: Graph, names: Sequence[str]) -> list[int]:
 
 
 def _roles(graph: Graph, kinds: Sequence[Hashable]) -> list[int]:
-    """Refine kinds until all nodes of one role have the same roles before and after them."""
+    """Refine roles until all nodes with the same role have neighbours with the same roles."""
     dependents = dependents_of(graph)
     roles = _numbered(kinds)
     for _ in range(_ROUNDS):
@@ -96,7 +95,7 @@ def _numbered(keys: Sequence[Hashable]) -> list[int]:
 
 
 def _of_nodes(groups: Groups, keys: Sequence[Hashable]) -> list[Hashable]:
-    """Give each group's key to all its nodes."""
+    """Map each node to the key of its group."""
     found = {node: key for group, key in zip(groups, keys, strict=True) for node in group}
     return [found[node] for node in range(len(found))]
 

@@ -1,11 +1,11 @@
 """The hub: live page updates through server-sent events.
 
-A viewed page is sampled once for all of its viewers; a page without viewers is not sampled at all. A
+A page is sampled once for all of its viewers; a page without viewers is not sampled. A
 sample calls the page's handler again, and every viewer gets the regions whose text has changed since
 the last event in the viewer's own stream.
 
-Every stream is finite: a server that reloads or shuts down waits for open responses, and can continue
-only once the stream ends. The browser reconnects, and a stream's first event has all regions.
+Every stream ends after a while, because a server that reloads or shuts down waits for open responses.
+The browser then reconnects, and the first event of the new stream has all regions.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ STREAMS_PER_CLIENT_MAX = 6
 STANDALONE_SECONDS = 55.0
 MOUNTED_SECONDS = 20.0
 REST_FACTOR = 20
-# The page's script marks its numbers as stale after ten seconds without an event.
+# The page's script marks its numbers as stale after this time without an event.
 TICK_SECONDS = 4.0
 RETRY_MS = 1_000
-# How much longer than its lifetime a stream may take to send its events.
+# The time beyond its lifetime that a stream has to send its events.
 SEND_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A page's regions at one time, or a sentence saying why they could not be read."""
+    """A page's regions at one time, or a sentence that explains why they could not be read."""
 
     at: datetime
     regions: dict[str, str] = field(default_factory=dict)
@@ -50,12 +50,12 @@ class Sample:
 
 
 def rest_after(sample_seconds: float, live_seconds: float) -> float:
-    """Return the pause after a sample, so that sampling takes at most a twentieth of the time."""
+    """Return the pause after a sample that limits sampling to a twentieth of the time."""
     return max(live_seconds, REST_FACTOR * sample_seconds)
 
 
 class Channel:
-    """One page, sampled while it has viewers."""
+    """One page, which is sampled while it has viewers."""
 
     def __init__(self, view: View, handler: Handler, problem_seconds: float) -> None:
         self._view = view
@@ -66,7 +66,7 @@ class Channel:
         self.sample: Sample | None = None
 
     def add(self, news: asyncio.Event) -> None:
-        """Add a viewer; its event is set after every sample."""
+        """Add a viewer, whose event is set after every sample."""
         self._news.add(news)
         if self._sampling is None:
             self._sampling = asyncio.create_task(self._keep_sampling())
@@ -74,7 +74,7 @@ class Channel:
             news.set()
 
     def remove(self, news: asyncio.Event) -> bool:
-        """Remove a viewer; return whether it was the last one."""
+        """Remove a viewer; return whether no viewer is left."""
         self._news.discard(news)
         if self._news:
             return False
@@ -83,7 +83,7 @@ class Channel:
         return True
 
     async def _keep_sampling(self) -> None:
-        # The first sample opens connections and compiles templates, so its duration is not representative.
+        # Ignore the duration of the first sample, which opens connections and compiles templates.
         pause, seconds = await self._publish(), 0.0
         while pause is not None:
             await asyncio.sleep(rest_after(seconds, pause))
@@ -98,7 +98,7 @@ class Channel:
         return pause
 
     async def _take(self) -> tuple[Sample, float | None]:
-        """Return a sample and the pause after it; no pause after the last one."""
+        """Return a sample and the pause after it, or no pause after the last sample."""
         now = datetime.now(UTC)
         try:
             page = await self._handler(self._view)
@@ -112,7 +112,9 @@ class Channel:
 
 
 class EventStream(StreamingResponse):
-    """A response that also ends if its client does not read; otherwise sending would block forever."""
+    """A streaming response that also ends if its client does not read; otherwise the send would block
+    forever.
+    """
 
     def __init__(
         self, events: AsyncGenerator[str, None], seconds: float, ended: Callable[[], object]
@@ -142,19 +144,19 @@ class Hub:
 
     def __init__(self, site: Site) -> None:
         self.stream_seconds = STANDALONE_SECONDS if site.settings.is_standalone else MOUNTED_SECONDS
-        # How long to wait before sampling a page again after it could not be read.
+        # The pause before an unreadable page is sampled again.
         self.problem_seconds = 2.0
         self._channels: dict[Hashable, Channel] = {}
         self._streams: Counter[str] = Counter()
 
     def stream(self, view: View, handler: Handler) -> Response:
-        """Return a page's stream, or 503 if there are too many streams."""
+        """Return a page's stream, or 503 if too many streams are open."""
         client = f"{client_address(view.request)} {view.access.user}"
         if self._streams.total() >= STREAMS_MAX or self._streams[client] >= STREAMS_PER_CLIENT_MAX:
             return PlainTextResponse(
                 "Live updates are off: too many streams; reload manually.", 503
             )
-        # The stream is counted before its first event, so that simultaneous requests are limited too.
+        # Count the stream before its first event, to limit simultaneous requests too.
         self._streams[client] += 1
         return EventStream(
             self._events(view, handler),
@@ -163,7 +165,7 @@ class Hub:
         )
 
     def _forget(self, client: str) -> None:
-        self._streams -= Counter([client])  # drops the names of clients that have no stream left
+        self._streams -= Counter([client])  # Remove clients without open streams.
 
     async def _events(self, view: View, handler: Handler) -> AsyncGenerator[str, None]:
         key = (
@@ -212,5 +214,5 @@ def _sample_event(sample: Sample, changed: dict[str, str], view: View) -> str:
 
 
 def event(name: str, data: dict[str, object]) -> str:
-    """Return one server-sent event; JSON keeps line breaks out of the data."""
+    """Format one server-sent event; JSON escapes line breaks in the data."""
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"

@@ -1,8 +1,8 @@
 """Layout: the positions of a graph's boxes and edges, in layers from left to right.
 
-Pure and deterministic. Positions depend only on the graph, which never changes during a run: the
-drawing stays still while statuses change. An edge that passes over layers has its own lane between
-their boxes, so no box hides an edge.
+Pure and deterministic: positions depend only on the graph, which never changes during a run, so the
+drawing does not move when statuses change. An edge across several layers has its own lane between their
+boxes, so no box hides an edge.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import TypeAlias
 BOX_WIDTH, BOX_HEIGHT = 216, 48
 COLUMN_GAP, ROW_GAP = 56, 20
 MARGIN = 12
-# The distance between two lanes, and the straight end of an edge before its target.
+# The distance between two lanes, and the length of an edge's straight last part.
 LANE_GAP = 14
 EDGE_END = 16
 _SWEEPS = 4
 _SWAP_ROUNDS = 4
-# Swapping neighbours costs more than sweeping: a drawing with more items keeps the order that the
-# sweeps produced.
+# The maximum number of items for swaps, which cost more than sweeps; a larger drawing keeps the
+# order of the sweeps.
 _SWAP_ITEMS_MAX = 1_000
 _PLACING_PASSES = 8
 
@@ -42,10 +42,8 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The way from a source to a target: curves between layers, straight lines across them.
-
-    ``points`` are pairs: a curve leads from a pair's first to its second point, and a line from there
-    to the next pair.
+    """The path from a source to a target: curves between layers, straight lines across them. ``points``
+    are pairs: a curve connects the two points of a pair, and a line connects it to the next pair.
     """
 
     source: int
@@ -68,8 +66,8 @@ class Layout:
 def lay_out(dependencies: Graph) -> Layout:
     """Place a graph's nodes, given their dependencies.
 
-    Takes 20 to 40 ms for 300 nodes; a live page asks for the same graph every second, so the newest
-    layouts are cached.
+    The newest layouts are cached, because a layout of 300 nodes takes 20 to 40 ms and a live page needs
+    it every second.
     """
     if not dependencies:
         return Layout((), (), 2 * MARGIN, 2 * MARGIN, 0)
@@ -79,8 +77,8 @@ def lay_out(dependencies: Graph) -> Layout:
 
 
 def layers_of(dependencies: Sequence[Sequence[int]]) -> list[int]:
-    """Return each node's layer: after all its dependencies, and directly before its dependent if it has
-    only one.
+    """Return each node's layer: after all its dependencies, and directly before its only dependent, if
+    it has only one.
     """
     dependents = dependents_of(dependencies)
     order = topological(dependencies, dependents)
@@ -94,7 +92,7 @@ def layers_of(dependencies: Sequence[Sequence[int]]) -> list[int]:
 
 
 def dependents_of(dependencies: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return for each node the nodes that depend on it."""
+    """Return each node's dependents."""
     dependents: list[list[int]] = [[] for _ in dependencies]
     for node, sources in enumerate(dependencies):
         for source in sources:
@@ -105,7 +103,7 @@ def dependents_of(dependencies: Sequence[Sequence[int]]) -> list[list[int]]:
 def topological(
     dependencies: Sequence[Sequence[int]], dependents: Sequence[Sequence[int]]
 ) -> list[int]:
-    """Return the nodes in an order in which each comes after its dependencies."""
+    """Return the nodes in an order in which each node comes after its dependencies."""
     missing = [len(sources) for sources in dependencies]
     order = [node for node, count in enumerate(missing) if count == 0]
     for node in order:
@@ -117,8 +115,8 @@ def topological(
 
 
 class _Items:
-    """The nodes, and the lanes, which are numbered after the nodes: one lane for every layer that a
-    source's edges cross.
+    """The nodes and the lanes. Lanes are numbered after the nodes; a source has one lane in every layer
+    that its edges cross.
 
     ``left`` and ``right`` are an item's neighbours in the adjacent layers; ``rows`` are each layer's
     items in order.
@@ -172,7 +170,9 @@ class _Items:
 
 
 def _arrange(items: _Items) -> int:
-    """Order the layers so that few edges cross, and never more than in the nodes' original order."""
+    """Order the layers to reduce crossings of edges; return the nodes' original order if it has fewer
+    crossings.
+    """
     best, fewest = [row[:] for row in items.rows], _crossings(items)
     for _ in range(_SWEEPS):
         if fewest == 0:
@@ -189,7 +189,7 @@ def _arrange(items: _Items) -> int:
 
 
 def _sweep(rows: Sequence[list[int]], towards: Sequence[Sequence[int]]) -> None:
-    """Order each layer by the median of the neighbours in the layer before it."""
+    """Order each layer by the median position of the neighbours in the previous layer."""
     for before, row in pairwise(rows):
         place = {item: number for number, item in enumerate(before)}
         own = {item: number for number, item in enumerate(row)}
@@ -224,7 +224,7 @@ def _crossings(items: _Items) -> int:
 
 
 def _swap_neighbours(items: _Items) -> int:
-    """Swap adjacent items while that removes crossings; return how many were removed."""
+    """Swap adjacent items while a swap removes crossings; return the number of removed crossings."""
     removed = 0
     place = {item: number for row in items.rows for number, item in enumerate(row)}
     for _ in range(_SWAP_ROUNDS):
@@ -243,7 +243,7 @@ def _swap_neighbours(items: _Items) -> int:
 
 
 def _gain(items: _Items, place: dict[int, int], upper: int, lower: int) -> int:
-    """Return how many crossings disappear if two adjacent items change places."""
+    """Return the number of crossings that a swap of two adjacent items removes."""
     gain = 0
     for side in (items.left, items.right):
         above = sorted(place[one] for one in side[upper])
@@ -257,7 +257,7 @@ def _gain(items: _Items, place: dict[int, int], upper: int, lower: int) -> int:
 
 
 def _heights(items: _Items) -> list[float]:
-    """Move every item towards its neighbours, layer by layer, and keep the minimum distances."""
+    """Move every item towards its neighbours, layer by layer; keep the minimum distances."""
     heights = [0.0] * len(items.layers)
     gaps = [_gaps(items, row) for row in items.rows]
     for row, distances in zip(items.rows, gaps, strict=True):
@@ -288,7 +288,7 @@ def _wanted(neighbours: Sequence[int], heights: Sequence[float], item: int) -> f
 
 
 def _weight(items: _Items, neighbours: Sequence[int], item: int) -> float:
-    """Lanes count more than boxes, so that long edges become straight."""
+    """Return an item's weight: lanes weigh more than boxes, so that long edges become straight."""
     if not neighbours:
         return 0.1
     if not items.is_lane(item):
@@ -299,9 +299,8 @@ def _weight(items: _Items, neighbours: Sequence[int], item: int) -> float:
 def _spread(
     wanted: Sequence[float], weights: Sequence[float], gaps: Sequence[float]
 ) -> list[float]:
-    """Return the heights nearest to the wanted ones, by least squares, that keep order and gaps.
-
-    Without the gaps this is isotonic regression: neighbours in the wrong order are pooled.
+    """Return the heights nearest to the wanted heights, by least squares, that keep the order and the
+    gaps. Apart from the gaps, this is isotonic regression, which pools neighbours in the wrong order.
     """
     offsets = [0.0]
     for gap in gaps:

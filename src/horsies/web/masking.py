@@ -1,7 +1,7 @@
 """Stored JSON text for display, with the values of secret keys masked.
 
-The text is indented token by token and never parsed and rewritten: long numbers, repeated keys and
-escapes stay as stored. Text that is not JSON is shown only if no secret key occurs in it.
+The text is indented token by token without being parsed, so long numbers, repeated keys and escapes stay
+as stored. Text that is not JSON is shown only if no secret key occurs in it.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ _TOKEN = re.compile(
     r"|(?P<mark>[][{},:])|(?P<plain>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
     r"|true|false|null|NaN|-?Infinity)"
 )
-# Time, level and logger at the start of a captured line.
+# Matches the time, level and logger at the start of a captured line.
 _LOG_PREFIX = re.compile(r"\S+Z [A-Z]+ \S+: ")
-# A key and its value in a text: key=value, key: value, "key": "value", Authorization: Bearer value.
+# Matches a key and its value in a text: key=value, key: value, "key": "value", Authorization:
+# Bearer value.
 _PAIR = re.compile(
     r"""(?P<key>[\w.-]+)(?P<sign>["']?\s*[=:]\s*)"""
     r"""(?P<value>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[{\[(].*|(?:(?:Bearer|Basic)\s+)?[^\s,;]+)"""
 )
 _KINDS = {'"': "string", "t": "boolean", "f": "boolean", "n": "null", "{": "object", "[": "list"}
 _CLOSING = {"{": "}", "[": "]"}
-# Deeper levels are written without further indentation: a megabyte of brackets must not become a terabyte.
+# The maximum depth of indentation; otherwise a megabyte of brackets would become a terabyte.
 _LEVELS_MAX = 40
-# Values nested deeper than this are not parsed, because code that walks them could overflow the stack.
+# The maximum depth of values to parse, because recursive code could overflow the stack.
 _DEPTH_MAX = 100
 
 
 def visible(text: object) -> str:
-    """Return text in which control and direction characters are visible; line ends and tabs stay."""
+    """Return text with control and direction characters made visible, except line ends and tabs."""
     return INVISIBLE.sub(_picture, str(text))
 
 
@@ -57,7 +58,9 @@ class NotJson(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Text to show; ``is_cut`` if it is only the beginning; ``is_json`` is False for other stored text."""
+    """Text to show. ``is_cut`` is True for the beginning of a longer text, ``is_json`` False for text
+    that is not JSON.
+    """
 
     text: str
     is_cut: bool = False
@@ -80,7 +83,9 @@ class Masking:
     def shown(
         self, text: str, limit: int | None = SHOWN_CHARACTERS_MAX, names: Sequence[str] = ()
     ) -> Shown:
-        """Return stored text to show; ``names`` are the keys for a list's items, such as parameter names."""
+        """Return stored text for display; ``names`` are the keys of a list's items, such as parameter
+        names.
+        """
         pieces: list[str] = []
         length = 0
         try:
@@ -94,16 +99,16 @@ class Masking:
         return Shown(visible("".join(pieces)))
 
     def _other_text(self, text: str, limit: int | None) -> Shown:
-        # Escapes could spell a secret key, so text that contains any is not shown either.
+        # Text with escapes is not shown, because escapes could spell a secret key.
         if self._secret.search(text.replace("\n", " ")) or "\\u" in text:
             return Shown(MASK, is_json=False)
         shown = visible(mask_url(text))
         return Shown(shown[:limit], limit is not None and len(shown) > limit, is_json=False)
 
     def _pieces(self, text: str, names: Sequence[str]) -> Iterator[str]:
-        """Yield the tokens with indentation; the value of a secret key is yielded as a single piece."""
+        """Yield the tokens with indentation, and the value of a secret key as a single piece."""
         tokens = _Tokens(text)
-        # Per open container: its bracket, and how many items have been read.
+        # One entry per open container: its bracket, and the number of items read.
         open_at: list[list[Any]] = []
         yield from self._value(tokens, open_at)
         while open_at:
@@ -150,7 +155,7 @@ class Masking:
         return symbol if masked == value else json.dumps(masked)
 
     def value(self, stored: Any, names: Sequence[str] = (), level: int = 0) -> Any:
-        """Return a parsed value in which ``{"masked": true}`` stands for the values of secret keys."""
+        """Return a parsed value with ``{"masked": true}`` in place of the values of secret keys."""
         if level > _DEPTH_MAX:
             raise NotJson
         match stored:
@@ -171,11 +176,11 @@ class Masking:
                 return stored
 
     def log_lines(self, lines: Iterable[str]) -> list[str]:
-        """Return the lines of a log, with the values after secret keys masked: ``token=...``."""
+        """Return the lines of a log with the values of secret keys masked: ``token=...``."""
         return [visible(mask_url(_without_values(self, line))) for line in lines]
 
     def stored_value(self, text: str | None, names: Sequence[str] = ()) -> Any:
-        """Parse stored text and mask it; text that is not JSON comes back as it would be shown."""
+        """Parse stored text and mask it; return text that is not JSON in its display form."""
         if text is None:
             return None
         try:
@@ -185,7 +190,7 @@ class Masking:
 
 
 def _without_values(masking: Masking, line: str) -> str:
-    """Return a log line in which the values after secret keys are masked; the name of its logger stays."""
+    """Return a log line with the values of secret keys masked; keep the name of its logger."""
     start = found.end() if (found := _LOG_PREFIX.match(line)) else 0
 
     def replaced(pair: re.Match[str]) -> str:
@@ -201,7 +206,7 @@ def _key_pattern(word: str) -> str:
 
 
 class _Tokens:
-    """The tokens of a JSON text, one after the other."""
+    """Reads the tokens of a JSON text one by one."""
 
     def __init__(self, text: str) -> None:
         self._text, self._place = text, 0
@@ -221,7 +226,7 @@ class _Tokens:
         self._kept = symbol
 
     def skip_value(self) -> str:
-        """Skip one value and return its type. The contents are not shown, so they are not checked."""
+        """Skip one value and return its type. The contents are not checked, because they are not shown."""
         first = symbol = self.take()
         depth = 0
         while True:

@@ -20,7 +20,7 @@ class _Shared(NamedTuple):
     collecting: asyncio.Lock
 
 
-# One entry per event loop and database, because an asyncio lock belongs to one loop.
+# One entry per event loop and database, because an asyncio lock belongs to a loop.
 _SHARED: WeakKeyDictionary[
     asyncio.AbstractEventLoop, WeakKeyDictionary[PostgresBroker, _Shared]
 ] = WeakKeyDictionary()
@@ -32,7 +32,7 @@ async def metrics(view: View) -> Response:
 
 
 async def answer_scrape(sites: Mapping[str, Site], accept: str) -> Response:
-    """Return the gauges of these databases, read at the same time."""
+    """Return the gauges of these databases, read concurrently."""
     collected = await asyncio.gather(*map(_collect, sites.values()))
     try:
         body, content_type = exposition_of(dict(zip(sites, collected, strict=True)), accept)

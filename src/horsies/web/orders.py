@@ -1,10 +1,9 @@
-"""Bulk orders from the dashboard: the dry run, the start, the progress, the stop.
-
-A dry run is stored as its order's draft, and its form names the draft, so that exactly the displayed
-changes are made. Its page is the only GET that writes. A draft changes no task or run, and only its
-author can start it, through a form. An author has at most ``DRAFTS_MAX`` drafts, and each can be started
-for an hour. An order is carried out in the background, one at a time per process. Its progress is in the
-database: any process can show it, stop it and continue it.
+"""Bulk orders from the dashboard: dry run, start, progress and stop. A dry run is stored as its order's
+draft, and the form refers to the draft, so that exactly the displayed changes are made. The page of the
+dry run is the only GET that writes. A draft changes no task or run, and only its author can start it,
+through a form. An author has at most ``DRAFTS_MAX`` drafts, and a draft can be started for an hour. A
+process executes one order at a time in the background. The order's progress is stored in the database,
+so any process can show, stop and continue it.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ _TASK_FILTERS = frozenset(
     {"status", "queue", "task_name", "error_code", "fingerprint", "since", "until"}
 )
 _RUN_FILTERS = frozenset({"status", "name", "workflow_key", "since", "until"})
-# The members of the JSON body that makes a dry run or starts an order.
+# The members of the JSON body that creates a dry run or starts an order.
 _MEMBERS = frozenset({"verb", "filters", "ids", "include_running", "reason", "dry_run", "order"})
 # The permission that an order needs.
 _RIGHTS: Mapping[OrderVerb, Verb] = {
@@ -88,7 +87,7 @@ _RIGHTS: Mapping[OrderVerb, Verb] = {
 }
 _NAMES = {"retry_task": OrderVerb.RETRY_TASKS, "cancel_task": OrderVerb.CANCEL_TASKS}
 
-# The orders that this process carries out, and the lock that lets only one of them run at a time.
+# The orders that this process executes, and the lock that admits one of them at a time.
 _running: dict[str, asyncio.Task[None]] = {}
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
@@ -104,11 +103,11 @@ def _verb_named(name: object) -> OrderVerb:
 
 
 async def _verb_of(view: View) -> Verb:
-    """Return the permission that the stored order needs, or else the request's verb; without either, the
-    least permission.
+    """Return the permission that the stored order needs, otherwise the permission for the request's
+    verb, otherwise the least permission.
     """
     try:
-        # The order in the path takes precedence over one in the body.
+        # An order in the path takes precedence over an order in the body.
         order_id = view.params.get("id") or (await fields_of(view)).get("order")
         if order_id is not None:
             state = await view.read(order_script(str(order_id)))
@@ -120,7 +119,7 @@ async def _verb_of(view: View) -> Verb:
 
 
 async def _verb_of_selected(view: View) -> Verb:
-    """Return the permission that the form's verb needs; an order named by the form does not count."""
+    """Return the permission that the form's verb needs; ignore an order that the form names."""
     try:
         return _RIGHTS[await _selected_verb(view)]
     except BadRequest:
@@ -147,7 +146,7 @@ async def new_order(view: View) -> Page:
 
 
 async def _dry_run(view: View, preview: Preview, back: str) -> Page:
-    """Store a dry run as its order's draft, and show it with the question before the start."""
+    """Store a dry run as its order's draft, and show it with the confirmation question."""
     order = preview.order
     await _stored(view, order, "draft")
     question = order.words.question.format(order.counted(preview.eligible))
@@ -204,7 +203,7 @@ def _filter_query(view: View) -> str:
 
 
 async def start_order(view: View) -> Response:
-    """Start a dry run's order; submitting the same form again shows the same order."""
+    """Start a dry run's order; a repeated submission of the form shows the same order."""
     state = await view.read(order_script(str((await fields_of(view)).get("order"))))
     if state is None:
         raise Refused("The dry run is out of date; count again.", code="STALE_ORDER")
@@ -218,7 +217,7 @@ async def start_order(view: View) -> Response:
 
 
 def _may_start(view: View, state: OrderState) -> bool:
-    """Whether this user made the draft; anyone with the permission may continue a started order."""
+    """Return whether this user created the draft. Every permitted user may continue a started order."""
     return state.outcome != "draft" or state.actor == Actor(view.access.user).stored_name
 
 
@@ -234,12 +233,12 @@ async def start_selected(view: View) -> Page | Response:
 
 
 async def _started(view: View, order: Order) -> Response:
-    """Start an order, or continue it, and answer with its state."""
+    """Start or continue an order, and return its state."""
     if len(_running) >= WAITING_MAX:
         raise Refused(f"{WAITING_MAX} orders are waiting; try again later.", code="BUSY")
     state = await _stored(view, order, "running")
     if state.is_open and order.id not in _running:
-        with acting_as(view.access.user, "web"):  # the task inherits the author
+        with acting_as(view.access.user, "web"):  # The asyncio task inherits the author.
             _running[order.id] = asyncio.create_task(_carry_out(view, state))
     if is_api(view):
         return answer_document(state.document(), 202 if state.is_open else 200)
@@ -247,11 +246,10 @@ async def _started(view: View, order: Order) -> Response:
 
 
 async def _carry_out(view: View, state: OrderState | None) -> None:
-    """Run a started order's batches when it is its turn; starting it again would undo a stop requested
-    in the meantime.
-
-    A request that continues the order while this task is in ``_running`` leaves the batches to this
-    task, so the task reads the order again after it has left ``_running``.
+    """Run a started order's batches when the previous orders are finished. Do not start the order again,
+    because that would undo a stop requested while it waited. A request that continues the order relies
+    on this task while the task is in ``_running``, so the task reads the order again after it has left
+    ``_running``.
     """
     broker, this = view.site.broker, asyncio.current_task()
     turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
@@ -299,7 +297,7 @@ async def stop_order(view: View) -> Response:
             view.site.broker, _WORKING, action, stop_script(state.order.id)
         )
     result = unwrapped(view, done.and_then(lambda stopped: stopped), "/history")
-    # If the process that ran the order is gone, one more batch records the stop.
+    # Run one more batch, which records the stop if the order's process is gone.
     if result and state.order.id not in _running:
         script = batch_script(state.order.id)
         await view.site.broker.perform_async(_WORKING, script, atomic=True)
@@ -313,7 +311,7 @@ async def stop_order(view: View) -> Response:
 
 
 async def post_order(view: View) -> Response:
-    """Make a dry run, or start an order: ``{verb, filters, ids, dry_run, order, reason}``."""
+    """Create a dry run or start an order: ``{verb, filters, ids, dry_run, order, reason}``."""
     fields = await fields_of(view)
     _refuse_members(fields)
     if fields.get("order") is not None:
@@ -331,14 +329,14 @@ async def post_order(view: View) -> Response:
         await _stored(view, preview.order, "draft")
         return answer_document(preview.document() | {"order": preview.order.id})
     known = await view.read(order_script(preview.order.id))
-    # The permissions were checked for this verb; a draft is replaced.
+    # The permission was checked for this verb; a draft is replaced.
     if known is not None and known.outcome != "draft" and known.order.verb is not verb:
         raise Refused("The Idempotency-Key stands for another order.", code="KEY_REUSED")
     return await _started(view, preview.order)
 
 
 def _refuse_members(fields: Mapping[str, Any]) -> None:
-    """Reject a member that would be ignored: a misspelt one, or one that conflicts with another."""
+    """Reject a member that would be ignored, because it is misspelt or conflicts with another member."""
     if unknown := sorted(fields.keys() - _MEMBERS):
         known = ", ".join(sorted(_MEMBERS))
         raise BadRequest(
@@ -395,7 +393,7 @@ async def get_order(view: View) -> Response:
 
 
 async def purge_queue(view: View) -> Response:
-    """Redirect a form to the dry run of a purge; below ``/api``, purge immediately."""
+    """Redirect a form to the dry run of a purge; a request below ``/api`` purges immediately."""
     name = view.params["name"]
     known = list(view.site.queue_caps) if view.site.app else None
     unwrapped(view, await view.read(known_queue_script(name, known)), "/queues")
@@ -408,7 +406,7 @@ async def purge_queue(view: View) -> Response:
 
 
 async def retry_task(view: View) -> Page | Response:
-    """Send a finished task again. An Idempotency-Key makes the request safe to repeat."""
+    """Send a finished task again. A request with an Idempotency-Key is safe to repeat."""
     task_id, reason = view.params["id"], await text_field(view, "reason")
     if (await fields_of(view)).get("arguments") is not None:
         return await send_edited(view)

@@ -49,7 +49,7 @@ from horsies.web.words import duration
 
 T = TypeVar("T")
 
-# The charts' ranges: name, length and step, with at most 84 columns.
+# The ranges of charts: name, length and step, with at most 84 columns.
 RANGES = {
     "1h": (timedelta(hours=1), timedelta(minutes=1)),
     "6h": (timedelta(hours=6), timedelta(minutes=5)),
@@ -58,7 +58,8 @@ RANGES = {
 }
 _RATE_SERIES = ("done", "retried", "failed", "stopped")
 PERCENTILES = ("p50", "p95", "p99")
-# How many queues the overview and a page of the list of queues show; a row with its chart is about 1 KB.
+# The number of queues on the overview and on a page of the list of queues; a row with its chart has
+# about 1 KB.
 QUEUES_SHOWN = 50
 QUEUES_PER_PAGE = 100
 WORKERS_PER_PAGE = 100
@@ -67,8 +68,8 @@ LINKS_MAX = 20
 
 
 class QueueRow(NamedTuple):
-    """A queue in a table: its status as a class and as a word, its tasks in flight, the time until it is
-    empty.
+    """A queue's row in a table: its status as a class and as a word, its tasks in flight, and the time
+    until it is empty.
     """
 
     queue: QueueOverview
@@ -81,7 +82,7 @@ class QueueRow(NamedTuple):
 
 
 class WorkerRow(NamedTuple):
-    """A worker in a table; ``note`` is a sentence about a problem."""
+    """A worker's row in a table; ``note`` is a sentence about a problem."""
 
     worker: WorkerSummary
     label: str
@@ -90,7 +91,7 @@ class WorkerRow(NamedTuple):
 
 
 class ChildRow(NamedTuple):
-    """A child at its worker's last snapshot, and the task that it is running now."""
+    """A child process at its worker's last snapshot, and the task that it is running now."""
 
     pid: int | None
     rss_mb: float | None
@@ -101,7 +102,7 @@ class ChildRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Charts:
-    """The charts for one range; ``problem`` is a sentence shown in their place."""
+    """The charts for one range; ``problem`` is a sentence that replaces them."""
 
     range: str
     rates: Markup | None = None
@@ -110,7 +111,7 @@ class Charts:
 
 
 async def overview(view: View) -> Page:
-    """Show problems first, then figures, charts and queues."""
+    """Show problems, then figures, charts and queues."""
     name, since, step = range_of(view)
     facts = Facts(view.site.broker.config.schema_name)
     figures = await view.read(figures_script(view.site.queue_caps, facts))
@@ -131,7 +132,7 @@ async def overview(view: View) -> Page:
 
 
 async def queues(view: View) -> Page:
-    """List the queues by name, a page at a time."""
+    """Show a page of the queues, by name."""
     after = view.query.get("after", "")
     figures = await view.read(figures_script(view.site.queue_caps))
     found = [one for one in figures.overview.queues if one.name > after]
@@ -149,8 +150,8 @@ async def queues(view: View) -> Page:
 
 
 def most_in_need(queues: Sequence[QueueOverview], most: int) -> list[QueueOverview]:
-    """Return the queues for the overview, by name: all of them, or, of very many, those that matter most
-    now.
+    """Return the queues for the overview by name: all of them, or the most important ones if there are
+    very many.
     """
     if len(queues) <= most:
         return list(queues)
@@ -164,7 +165,7 @@ def _need(queue: QueueOverview) -> tuple[bool, bool, float, float]:
 
 
 async def queue(view: View) -> Page:
-    """Show one queue: its rates, its tasks by name, the front of the queue and its workers."""
+    """Show one queue: its rates, its task names, its next tasks and its workers."""
     queue_name = view.params["name"]
     name, since, step = range_of(view)
     panel = await view.read(queue_script(queue_name, view.site.queue_caps))
@@ -189,20 +190,23 @@ async def queue(view: View) -> Page:
 
 
 def _waited(key: KeyState) -> float | None:
-    """How long the first due task of a key has waited, in seconds."""
+    """Return the waiting time of a key's first due task in seconds."""
     if key.first_due_at is None:
         return None
     return max(0.0, (datetime.now(UTC) - key.first_due_at).total_seconds())
 
 
 async def workers(view: View) -> Page:
-    """List the workers a page at a time, those in trouble first; stopped ones with ``?stopped=1``."""
+    """Show a page of the workers, workers with problems first; include stopped workers with
+    ``?stopped=1``.
+    """
     with_stopped = view.query.get("stopped") == "1"
     page = number_of(view, "page", 1, PAGES_MAX)
     script = read_rows(list_workers(with_stopped))
     found: list[WorkerSummary] = sorted(await view.read(script), key=_place)
     shown = found[(page - 1) * WORKERS_PER_PAGE : page * WORKERS_PER_PAGE]
-    # Most workers serve the same queues, and rendering their links took half of this page's time.
+    # Render the links once per set of queues, because most workers serve the same queues and the
+    # links took half of the page's time.
     queue_links = cache(partial(_queue_links, view))
     context = {
         "workers": [(_worker_row(worker), queue_links(tuple(worker.queues))) for worker in shown],
@@ -215,13 +219,13 @@ async def workers(view: View) -> Page:
 
 
 def _place(worker: WorkerSummary) -> tuple[bool, bool, str, str]:
-    """Return a worker's sort key in the list, which does not change with heartbeats."""
+    """Return a worker's sort key in the list, which must not change with heartbeats."""
     is_well = health_of(worker) is WorkerHealth.ALIVE and not misses_notifications(worker)
     return worker.stopped_at is not None, is_well, worker.label, worker.worker_id
 
 
 async def worker(view: View) -> Page:
-    """Show one worker: its children, its tasks in flight and its past 24 hours."""
+    """Show one worker: its children, its tasks in flight and its last 24 hours."""
     panel = await view.read(worker_script(view.params["id"]))
     if panel is None:
         sentence = f"There is no worker {view.params['id'][:100]!r} on record."
@@ -238,7 +242,7 @@ async def worker(view: View) -> Page:
 
 
 def range_of(view: View) -> tuple[str, timedelta, timedelta]:
-    """Return the range of the charts that the query names, its length and its step."""
+    """Return the charts' range from the query, with its length and its step."""
     name = view.query.get("range", "1h")
     if name not in RANGES:
         raise BadRequest(f"range must be one of {', '.join(RANGES)}, not {name[:40]!r}.")
@@ -246,7 +250,9 @@ def range_of(view: View) -> tuple[str, timedelta, timedelta]:
 
 
 async def within_time(view: View, script: Script[T]) -> T | None:
-    """Run one panel's script; None if it takes too long, so that the page is shown without it."""
+    """Run one panel's script; return None if it takes too long, so that the page is shown without the
+    panel.
+    """
     try:
         return await view.read(script)
     except TookTooLong:
@@ -254,7 +260,7 @@ async def within_time(view: View, script: Script[T]) -> T | None:
 
 
 def totals_of(figures: Figures, rates: Rates | None) -> dict[str, Any]:
-    """Return the totals over all queues, and over the workers that are alive."""
+    """Return the totals over all queues and over all live workers."""
     queues = figures.overview.queues
     alive = [one for one in figures.overview.workers if health_of(one) is WorkerHealth.ALIVE]
     oldest = [one.oldest_waiting_seconds for one in queues if one.oldest_waiting_seconds]
@@ -335,9 +341,8 @@ def charts_of(view: View, name: str, rates: Rates | None, filters: dict[str, str
 
 
 def slots_over(series: Series) -> Sequence[Slot]:
-    """Return the slots without the open one, unless enough of it has passed to show a rate.
-
-    Workers store their counts every 30 seconds, so an open minute always has too few.
+    """Return the slots without the current slot, unless enough of the slot has passed to show a rate.
+    Workers store their counts every 30 seconds, so the current minute always has too few counts.
     """
     enough = max(series.step / 2, timedelta(minutes=1))
     is_open = series.until - series.slots[-1].at < enough
@@ -368,7 +373,9 @@ def _worker_row(worker: WorkerSummary) -> WorkerRow:
 
 
 def _queue_links(view: View, names: Sequence[str]) -> Markup:
-    """Return links to a worker's queues: at most ``LINKS_MAX``, and the number of the others."""
+    """Return links to at most ``LINKS_MAX`` of a worker's queues, and the number of the remaining
+    queues.
+    """
     link = Markup('<a href="{}"><bdi>{}</bdi></a>')
     shown = (link.format(view.url(f"/queues/{name}"), name) for name in names[:LINKS_MAX])
     more = f" and {len(names) - LINKS_MAX:,} more" if len(names) > LINKS_MAX else ""
@@ -376,7 +383,7 @@ def _queue_links(view: View, names: Sequence[str]) -> Markup:
 
 
 def _children(panel: WorkerPanel) -> list[ChildRow]:
-    """Join the snapshot's children with the tasks that run now, by process."""
+    """Match the snapshot's children with the running tasks by process id."""
     running = {task.worker_pid: task for task in panel.tasks if task.status == "RUNNING"}
     known = panel.detail.children or []
     return [
@@ -392,15 +399,15 @@ def _children(panel: WorkerPanel) -> list[ChildRow]:
 
 
 def _tasks_without_child(panel: WorkerPanel) -> list[WorkerTask]:
-    """Return prefetched tasks, tasks running in children that started after the snapshot, and all but
-    one of the tasks of a child that has several.
+    """Return the tasks that no row of a child shows: prefetched tasks, tasks of children that started
+    after the snapshot, and further tasks of a child with several.
     """
     shown = {row.task.id for row in _children(panel) if row.task is not None}
     return [task for task in panel.tasks if task.status != "RUNNING" or task.id not in shown]
 
 
 def _history(points: Sequence[HistoryPoint]) -> list[tuple[str, str, Markup]]:
-    """Return each quantity's name, newest value and line."""
+    """Return the name, the newest value and the line of each quantity."""
     if not points:
         return []
     last, busy = points[-1], [one.busy for one in points]

@@ -1,7 +1,5 @@
-"""The page `/doctor` and its JSON: the cheap checks immediately, all of them on request.
-
-The page also shows the newest reports of the slower checks, which it shares with the overview, so that
-it has every finding that the overview lists.
+"""The page `/doctor` and its JSON: the cheap checks for every view, all checks on request. The page also
+shows the overview's newest reports of the slower checks, so that it has every finding of the overview.
 """
 
 from __future__ import annotations
@@ -30,10 +28,11 @@ from horsies.web.reading import TookTooLong, Unavailable
 from horsies.web.rendering import Page, Route, View
 
 LIVE_SECONDS = 10.0
-# The most findings of one check on the page: thousands of queues may have the same one.
+# The maximum number of findings per check on the page, because thousands of queues may have the
+# same finding.
 FINDINGS_MAX = 50
 _PLACES = {check.id: place for place, check in enumerate(CHECKS)}
-# Each level's class and sign.
+# The class and the sign of each level.
 SIGNS = {
     Level.RED: ("status-failed", "✗"),
     Level.YELLOW: ("status-paused", "!"),
@@ -47,9 +46,8 @@ async def _reports(view: View) -> list[CheckReport]:
     if not view.query.get("full"):
         try:
             return await view.read(doctor_script(Facts(broker.config.schema_name)))
-        except (
-            TookTooLong
-        ):  # some checks may be able to read their facts when they run one at a time
+        except TookTooLong:
+            # Run the checks one at a time, because a single check may be able to read its facts.
             ids = CHEAP_IDS
     done = await asyncio.to_thread(run_doctor, broker, ids)
     if isinstance(done, Err):
@@ -58,7 +56,7 @@ async def _reports(view: View) -> list[CheckReport]:
 
 
 async def doctor_page(view: View) -> Page:
-    """Show the findings, the most serious first; `?full=1` runs every check now."""
+    """Show the findings, most serious first; `?full=1` runs every check now."""
     is_full, slow_at = bool(view.query.get("full")), None
     reports = await _reports(view)
     if not is_full:
@@ -88,7 +86,7 @@ def _worst_first(reports: Iterable[CheckReport]) -> list[tuple[CheckReport, Find
 
 
 async def doctor_api(view: View) -> Response:
-    """Return the reports as `horsies doctor --json` prints them."""
+    """Return the reports in the format of `horsies doctor --json`."""
     return answer_document(doctor_document(await _reports(view)))
 
 

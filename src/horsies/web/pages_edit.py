@@ -1,7 +1,7 @@
 """`/tasks/{id}/edit`: send a finished task again with other arguments, checked by its parameters.
 
-Only viewers who may see arguments can edit them. Masked values stay masked in the form; a part that is
-submitted as it was shown keeps its stored value.
+Only viewers who may see arguments can edit them. Masked values stay masked in the form; unedited parts
+keep their stored values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STATUS_UNFIT = 422
 
 @dataclass(frozen=True, slots=True)
 class _Editable:
-    """A stored call's arguments by name: as they are stored, and as the viewer sees them."""
+    """A stored call's arguments by name, in their stored form and in the form that the viewer sees."""
 
     task: TaskDetail
     definition: TaskDefinition
@@ -55,7 +55,7 @@ class _Editable:
 
 
 async def _editable(view: View) -> _Editable:
-    """Read the task; refuse viewers, tasks and calls that cannot be edited."""
+    """Read the task; reject viewers, tasks and calls that do not allow editing."""
     if not view.access.sees_payload:
         raise Forbidden("You may not see arguments, so you cannot edit them.", code="NO_PAYLOAD")
     task_id = view.params["id"]
@@ -107,7 +107,7 @@ def _form(editable: _Editable, text: str, problem: str | None) -> Page:
 
 
 async def send_edited(view: View) -> Page | Response:
-    """Send the task with the arguments of the form, or with some changed by the JSON request."""
+    """Send the task with the form's arguments, or with the changes of a JSON request."""
     editable = await _editable(view)
     given = (await fields_of(view))["arguments"]
     try:
@@ -129,7 +129,7 @@ async def send_edited(view: View) -> Page | Response:
 
 
 def _arguments(view: View, editable: _Editable, given: object) -> dict[str, Any]:
-    """Return all arguments: a form contains every argument, a JSON request only those that change."""
+    """Return all arguments: a form has every argument, a JSON request only the changed arguments."""
     if not is_api(view):
         try:
             given = json.loads(str(given))

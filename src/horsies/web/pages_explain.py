@@ -40,7 +40,7 @@ def _explain_script(view: View, kind: str) -> Script[Explanation]:
 
 
 def _subject_path(view: View, kind: str) -> str:
-    """Return the explained row's page."""
+    """Return the path of the explained row's page."""
     if kind in ("task", "run", "node"):
         return f"/{'tasks' if kind == 'task' else 'workflows'}/{view.params['id']}"
     return f"/{kind}s/{quote(view.params['name'], safe='')}"
@@ -77,7 +77,7 @@ def _explain_document(kind: str) -> Handler:
 
 
 async def explain_any(view: View) -> Page | Response:
-    """Ask for an id, and show the explanation for the task or run that has it."""
+    """Show the form for an id, and the explanation of the task or run with this id."""
     row_id = view.query.get("id", "").strip()
     context: dict[str, Any] = {"explanation": None, "subject_path": None, "command": None}
     if row_id:

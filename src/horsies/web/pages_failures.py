@@ -1,4 +1,4 @@
-"""The pages for failures: the groups among the newest attempts, and one group."""
+"""The pages for failures: all groups among the newest attempts, and one group."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def failure(view: View) -> Page:
 
 
 async def group_of(view: View) -> FailureGroup:
-    """Read the group that the path names; 404 if there is none."""
+    """Read the group named in the path; raise 404 if it does not exist."""
     asked = view.params["fingerprint"]
     try:
         fingerprint = checked_fingerprint(asked)

@@ -1,4 +1,4 @@
-"""`/names/{name}`: one task by its name: rates, durations, failures by reason."""
+"""`/names/{name}`: all tasks with one name: rates, durations, and failures by reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _NAME_LENGTH_MAX = 255
 
 
 async def name_page(view: View) -> Page:
-    """Show how often a task runs, how long it waits and runs, its memory, and why it fails."""
+    """Show how often the tasks of a name run, their waiting and running times, their memory, and their
+    failures.
+    """
     refuse_unknown(view, {"range"})
     name = view.params["name"]
     range_name, since, step = range_of(view)

@@ -1,4 +1,4 @@
-"""Workflow pages: the list of runs, and one run as graph, timeline or table of nodes."""
+"""Workflow pages: the list of runs, and one run as a graph, a timeline or a table of nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from horsies.workflow.run.results import read_error
 RUNS_PER_PAGE = 50
 NODES_PER_PAGE = 100
 CHANGES_SHOWN = 10
-# A graph with more boxes than fit on a screen is first shown scaled to the page.
+# The number of boxes above which a graph is first scaled to the page.
 FIT_ABOVE = 60
 TABS = ("graph", "timeline", "nodes")
 PERIODS = ("1h", "1d", "7d")
@@ -78,9 +78,8 @@ def _filters(view: View) -> RunFilters:
 
 
 def link_to(view: View, **changes: object) -> str:
-    """Return this page's address with other query parameters; None removes one.
-
-    The address is relative, because a drawing has hundreds of them.
+    """Return this page's relative address with other query parameters; None removes a parameter. A
+    drawing has hundreds of such addresses, so short ones matter.
     """
     kept = [(name, value) for name, value in view.query.multi_items() if name not in changes]
     added = [(name, str(value)) for name, value in changes.items() if value is not None]
@@ -148,9 +147,7 @@ def _tab_context(view: View, shown: RunView, tab: str, selected: TreeNode | None
 
 
 def _zoom_context(view: View, shown: RunView, boxes: int) -> dict[str, Any]:
-    """Return the zoom of the drawing: a large one is first scaled to the page; the query may choose
-    otherwise.
-    """
+    """Return the zoom of the drawing: from the query, or scaled to the page for a large drawing."""
     is_large = boxes > FIT_ABOVE
     is_fit = view.query.get("zoom", "fit" if is_large else "full") == "fit"
     failed = next((node for node in shown.nodes if node.status == "FAILED"), None)
@@ -212,7 +209,9 @@ def _error(stored: str | None) -> tuple[str, str] | None:
 
 
 async def _problems(view: View, shown: RunView) -> list[BrokenRun]:
-    """Return the audit's findings; only the command line audits a run that is too large for a page."""
+    """Return the audit's findings; a run that is too large for a page is audited only by the command
+    line.
+    """
     if not shown.is_open:
         return []
     try:

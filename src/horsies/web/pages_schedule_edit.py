@@ -1,4 +1,4 @@
-"""`/schedules/{name}/edit`: another timing for a schedule, with its slots before and after."""
+"""`/schedules/{name}/edit`: changes a schedule's timing, and shows its slots before and after."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ STATUS_UNFIT = 422
 
 @dataclass(frozen=True, slots=True)
 class EditForm:
-    """The content of the form, typed or stored; and the edit that results from it, or the problem with
-    it.
-    """
+    """The content of the form, typed or stored, and the resulting edit or problem."""
 
     pattern: str
     timezone: str
@@ -84,7 +82,7 @@ async def _stored(view: View) -> ScheduleState:
 
 
 async def edit_schedule(view: View) -> Page | Response:
-    """Store another timing; with ``dry_run``, only show the slots that it would have."""
+    """Store another timing; with ``dry_run``, only show the resulting slots."""
     state = await _stored(view)
     form = EditForm(
         await text_field(view, "pattern") or "", await text_field(view, "timezone") or ""
@@ -123,7 +121,7 @@ def _unfit(view: View, state: ScheduleState, form: EditForm, sentence: str) -> P
 
 
 async def reset_schedule(view: View) -> Response:
-    """Reset a schedule to the timing in the configuration."""
+    """Reset a schedule to its configured timing."""
     name = view.params["name"]
     action = Action("reset_schedule", f"schedule {name}", await text_field(view, "reason"))
     with acting_as(view.access.user, "web"):

@@ -27,7 +27,8 @@ from horsies.timetable.words import in_words
 from horsies.web.reading import NotFound
 from horsies.web.rendering import Page, Route, View
 
-# Twenty runs per schedule are twenty rows from an index, so a page of fifty reads about a thousand.
+# The number of runs per schedule: twenty rows from an index, so a page of fifty schedules reads
+# about a thousand.
 SCHEDULES_PER_PAGE = 50
 RUNS_SHOWN = 20
 SLOTS_SHOWN = 10
@@ -45,7 +46,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A past slot: the run it fired, or the reason why it was skipped."""
+    """A past slot: its task or run, or the reason why it was skipped."""
 
     at: datetime
     status: str
@@ -54,7 +55,7 @@ class Slot:
 
     @property
     def words(self) -> str:
-        """The slot and its outcome, in one line."""
+        """Describe the slot and its outcome in one line."""
         code = f", {self.run.error_code}" if self.run is not None and self.run.error_code else ""
         why = f", {self.reason.lower()}" if self.reason else ""
         return f"{self.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC {self.status.lower()}{code}{why}"
@@ -62,7 +63,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleView:
-    """A schedule for display, read at ``now`` on the database's clock."""
+    """A schedule for display, read at ``now`` by the database's clock."""
 
     state: ScheduleState
     runs: tuple[TimedScheduleRun, ...]
@@ -71,7 +72,7 @@ class ScheduleView:
 
     @classmethod
     def of(cls, state: ScheduleState, runs: list[TimedScheduleRun], now: datetime) -> ScheduleView:
-        """Read the stored timing; another release's timing may be unreadable."""
+        """Read the stored timing, which may be unreadable if another release stored it."""
         try:
             fields = TimingFields.model_validate_json(state.timing or "")
         except ValueError:
@@ -80,7 +81,7 @@ class ScheduleView:
 
     @property
     def words(self) -> str:
-        """The pattern in words, with its time zone."""
+        """Describe the pattern with its time zone."""
         if self.fields is None:
             return "a pattern that this release cannot read"
         pattern = in_words(self.fields.pattern)
@@ -92,7 +93,7 @@ class ScheduleView:
 
     @property
     def overdue_seconds(self) -> float | None:
-        """How long the next slot is overdue; None unless it is late enough to need attention."""
+        """Return how long the next slot is overdue, or None unless it is late enough to need attention."""
         if self.state.next_run_at is None or self.state.is_paused:
             return None
         late = (self.now - self.state.next_run_at).total_seconds()
@@ -100,7 +101,7 @@ class ScheduleView:
 
     @property
     def seconds_left(self) -> float | None:
-        """The time until the next slot; None for a paused schedule, or one that has ended."""
+        """Return the time until the next slot, or None for a paused or ended schedule."""
         if self.state.next_run_at is None or self.state.is_paused:
             return None
         return (self.state.next_run_at - self.now).total_seconds()
@@ -113,7 +114,7 @@ class ScheduleView:
         return list(islice(timing.slots_from(self.state.next_run_at.astimezone(UTC)), count))
 
     def hours_ahead(self) -> list[int] | None:
-        """Count the slots in each of the next 24 hours; None if there are more than ten an hour."""
+        """Count the slots in each of the next 24 hours; return None if there are more than ten per hour."""
         counts = [0] * DAY_HOURS
         if self.fields is None or self.state.next_run_at is None or self.state.is_paused:
             return counts
@@ -128,13 +129,13 @@ class ScheduleView:
 
     @property
     def took_seconds(self) -> float | None:
-        """The median duration of the runs shown."""
+        """Return the median duration of the shown runs."""
         found = [run.took_seconds for run in self.runs if run.took_seconds is not None]
         return median(found) if found else None
 
     def history(self) -> list[Slot]:
-        """Return the newest slots, oldest first: the runs, and the latest skipped slot; earlier skips
-        are not stored.
+        """Return the newest slots, oldest first: the runs, and the latest skipped slot. Earlier skipped
+        slots are not stored.
         """
         slots = [Slot(run.scheduled_for or run.sent_at, run.status, run) for run in self.runs]
         skipped, reason = self.state.skipped_at, self.state.skip_reason
@@ -145,7 +146,7 @@ class ScheduleView:
 
 @dataclass(frozen=True, slots=True)
 class SchedulesRead:
-    """The schedules of one page, and whether schedulers are connected."""
+    """The schedules of one page, and whether any scheduler is connected."""
 
     schedules: list[ScheduleView]
     schedulers: Schedulers
@@ -153,14 +154,14 @@ class SchedulesRead:
 
     @property
     def overdue(self) -> list[ScheduleView]:
-        """The schedules whose slot should have fired."""
+        """Return the schedules with an overdue slot."""
         return [one for one in self.schedules if one.overdue_seconds is not None]
 
 
 def schedules_script(
     name: str | None, after: str = "", limit: int | None = None
 ) -> Script[SchedulesRead]:
-    """Read a page of schedules, or one, with their newest runs."""
+    """Read a page of schedules, or one schedule, with their newest runs."""
     more = None if limit is None else limit + 1
     states: list[ScheduleState] = yield list_schedules(name, after, more)
     shown = states[:limit]
@@ -190,8 +191,8 @@ async def schedules_page(view: View) -> Page:
 
 
 def _ahead(schedules: list[ScheduleView]) -> tuple[list[int], list[str]]:
-    """Sum the slots of the next 24 hours by hour; return apart the names of schedules that fire too
-    often to count.
+    """Sum the slots of the next 24 hours by hour; also return the names of schedules that fire too often
+    to count.
     """
     hours = {schedule.state.name: schedule.hours_ahead() for schedule in schedules}
     counts = [one for one in hours.values() if one is not None]

@@ -1,4 +1,6 @@
-"""`/search`: everything whose name, key, id or error message contains a text."""
+"""`/search`: finds tasks, runs, queues, schedules and errors by a text in their name, key, id or
+message.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def _asked(view: View) -> str:
 
 
 async def search(view: View) -> Page | Response:
-    """List the matches; a single match is opened directly."""
+    """List the matches; redirect to the page of a single match."""
     asked = _asked(view)
     found = await view.read(search_script(asked)) if asked else []
     if len(found) == 1:
@@ -35,7 +37,7 @@ async def search(view: View) -> Page | Response:
 
 
 async def search_api(view: View) -> Response:
-    """Return the matches as JSON; if there is none, the only suggestion is a search of arguments."""
+    """Return the matches as JSON; without a match, suggest only a search of arguments."""
     asked = _asked(view)
     found = await view.read(search_script(asked)) if asked else []
     shown = found or _in_arguments(view, asked)
@@ -43,7 +45,7 @@ async def search_api(view: View) -> Response:
 
 
 def _in_arguments(view: View, asked: str) -> list[Match]:
-    """Suggest a search of arguments, if the viewer may make it."""
+    """Suggest a search of arguments if the viewer may make one."""
     if not view.access.sees_payload:
         return []
     try:

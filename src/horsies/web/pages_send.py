@@ -1,7 +1,7 @@
 """`/send`: send a new task manually, with arguments that are checked against its parameters.
 
-A form is checked first, and the page shows what will be sent. Only a call that was shown can be sent: the
-button carries the id of the new task and a digest of the call, so pressing it twice sends one task.
+The first submission checks the form and shows the call. Only a shown call can be sent: its button has
+the new task's id and a digest of the call, so a second click does not send a second task.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from horsies.web.rendering import Page, Route, View
 from horsies.web.undoing import undo
 
 STATUS_UNFIT = 422
-# How long a checked call can be sent by its button, and how many names the first page lists.
+# The time for which a checked call can be sent by its button, and the number of names on the first
+# page.
 CHECKED_SECONDS = 3_600
 NAMES_MAX = 500
 _FIELD = "argument."
@@ -53,7 +54,7 @@ _MEMBERS = ("task", "arguments", "reason", "dry_run")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One field of the form: text is taken as it is, anything else is JSON."""
+    """One field of the form: a text parameter is taken literally, any other value is parsed as JSON."""
 
     name: str
     type: str
@@ -63,9 +64,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class SendForm:
-    """The content of the form; and the call that results from it, with its button, or the problem with
-    it.
-    """
+    """The content of the form, and the resulting call with its button, or the problem."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
     reason: str | None = None
@@ -102,7 +101,7 @@ def _definition(view: View, name: object) -> TaskDefinition:
 
 
 def parameters_of(definition: TaskDefinition) -> list[Parameter]:
-    """Return the fields for a task's parameters, in their order."""
+    """Return the fields for a task's parameters in order."""
     signature = definition.signature
     known = {name: signature.annotation_of(name) for name in signature.names.spots}
     return [
@@ -117,7 +116,7 @@ def parameters_of(definition: TaskDefinition) -> list[Parameter]:
 
 
 async def send_page(view: View) -> Page:
-    """Show the names of the tasks, or the form of one."""
+    """Show the names of the tasks, or the form of one task."""
     refuse_unknown(view, {"task"})
     app, name = _application(view), view.query.get("task")
     if name:
@@ -140,7 +139,7 @@ def _form(definition: TaskDefinition, form: SendForm) -> Page:
 
 
 async def send_task(view: View) -> Page | Response:
-    """Check a call and show it, or send a call that was already shown; below ``/api``, send it
+    """Check a call and show it, or send a call that was shown before. A request below ``/api`` sends it
     immediately.
     """
     fields = await fields_of(view)
@@ -176,10 +175,10 @@ async def send_task(view: View) -> Page | Response:
 
 
 def _typed(definition: TaskDefinition, texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments of the form; a blank field of an optional parameter is left out."""
+    """Return the arguments of the form; omit blank fields of optional parameters."""
     found: dict[str, Any] = {}
     parameters = parameters_of(definition)
-    # A parameter may have been renamed since the form was opened.
+    # A parameter may have been renamed after the form was opened.
     if unknown := sorted(texts.keys() - {one.name for one in parameters} - {""}):
         shown = definition.signature.names.shown
         raise EditProblem(
@@ -219,7 +218,7 @@ def _checked(view: View, definition: TaskDefinition, given: Any) -> tuple[dict[s
 
 
 def _shown(view: View, form: SendForm, given: Mapping[str, Any], digest: str) -> SendForm:
-    """Return the form with the checked call, and the value of the button that sends it."""
+    """Return the form with the checked call and the value of its send button."""
     try:
         shown = json.dumps(view.site.masking.value(dict(given)), indent=2, ensure_ascii=False)
     except NotJson:
@@ -232,7 +231,7 @@ def _shown(view: View, form: SendForm, given: Mapping[str, Any], digest: str) ->
 
 
 def _shown_stamp(view: View, sealed: str, digest: str) -> Stamp | None:
-    """Return the stamp of a call that this user was shown; None for any other call."""
+    """Return the stamp of a call that this user was shown, or None for any other call."""
     opened = view.site.signer.opened(f"send {view.access.user}", sealed) if sealed else None
     if opened is None:
         return None

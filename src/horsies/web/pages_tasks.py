@@ -110,7 +110,7 @@ def _choices_script() -> Script[tuple[list[str], float | None]]:
 
 
 async def _list(view: View, filters: TaskFilters) -> tuple[TaskPage, str | None]:
-    """Read the page; live updates request the rows that the viewer already has, from ``first`` on."""
+    """Read the page; live updates request the viewer's current rows, from ``first`` on."""
     first = _first(view)
     if first is not None and filters.after is None:
         filters = replace(filters, after=str(UUID(int=UUID(first).int + 1)))
@@ -123,7 +123,7 @@ async def _list(view: View, filters: TaskFilters) -> tuple[TaskPage, str | None]
 
 
 async def _count_newer(view: View, filters: TaskFilters) -> int:
-    """Count the tasks that the list would show above the viewer's first row."""
+    """Count the tasks that are newer than the viewer's first row."""
     first = _first(view)
     if first is None or filters.after is not None or filters.search is not None:
         return 0
@@ -144,7 +144,7 @@ def _first(view: View) -> str | None:
 
 
 def _with(view: View, **changes: str | None) -> str:
-    """Return this page's query with some filters changed; None removes one."""
+    """Return this page's query with some filters changed; None removes a filter."""
     kept = [
         (name, value)
         for name, value in view.query.multi_items()
@@ -156,7 +156,7 @@ def _with(view: View, **changes: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """How far back a list searched: the number of tasks, and the time of the oldest one."""
+    """The extent of a list's search: the number of tasks, and the time of the oldest one."""
 
     looked_at: int
     back_to: datetime
@@ -170,7 +170,7 @@ def _note(listed: TaskPage, filters: TaskFilters) -> Note | None:
 
 
 async def _jump(view: View, asked: str) -> Response:
-    """Redirect from the search box: to a task or run by its id, to the tasks with an argument, or to the
+    """Redirect from the search box to a task or run by its id, to the tasks with an argument, or to the
     search.
     """
     if (stored := stored_form(asked)) is not None:
@@ -199,9 +199,10 @@ async def tasks_csv(view: View) -> Response:
 
 
 def _cell(value: Any) -> str:
-    """Return a cell's text; a spreadsheet must not run it as a formula."""
+    """Return a cell's text, escaped so that a spreadsheet does not run it as a formula."""
     text = "" if value is None else value.isoformat() if isinstance(value, datetime) else str(value)
-    # Some spreadsheets skip white space before the sign, or accept its full-width form (U+FF0B and so on).
+    # Some spreadsheets ignore white space before the sign, or accept its full-width form, such as
+    # U+FF0B.
     first = normalize("NFKC", text[:1])
     return f"'{text}" if first.isspace() or first in tuple("=+-@") else text
 
@@ -211,18 +212,18 @@ def _cell(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskFacts:
-    """Everything that one task's page shows."""
+    """All facts that one task's page shows."""
 
     report: TaskReport
     heartbeat_at: datetime | None = None
     resent: Sequence[ResentTask] = ()
-    # None once the task has ended.
+    # The obstacles; None once the task has ended.
     explanation: Explanation | None = None
     traceparent: str | None = None
     # The newest steps of a durable function's run.
     steps: Sequence[ShownStep] = ()
     logs: Sequence[AttemptLog] = ()
-    # The run of a durable function that has not ended.
+    # The unfinished run of a durable function.
     run: RunRow | None = None
 
     @property
@@ -240,7 +241,7 @@ def _facts_script(task_id: str, payload: bool) -> Script[TaskFacts | None]:
         return None
     task = report.task
     if not payload and task.status == TaskStatus.FAILED.value:
-        # The traceback is part of the result; the rest of the result is not shown.
+        # The traceback is read from the result; the rest of the result is not shown.
         whole = one_or_none((yield read_task_detail(task.id, True)))
         report = replace(report, task=task._replace(result=whole.result if whole else None))
     beat = None
@@ -267,7 +268,9 @@ def _is_parked(explanation: Explanation) -> bool:
 
 
 async def task(view: View) -> Page:
-    """Show one task: its life, attempts, error and options, and for users who may see them its arguments."""
+    """Show one task: its life, attempts, error and options; show arguments only to users who may see
+    them.
+    """
     facts = await _read_facts(view)
     found = facts.task
     masking = view.site.masking
@@ -301,8 +304,8 @@ async def task(view: View) -> Page:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """The operations that the run of a durable function allows: the signals to send, if their names are
-    known, and the steps to which it can be reset.
+    """The operations on a durable function's run: the signals to send, if their names are known, and the
+    steps to which it can be reset.
     """
 
     signals: Sequence[str]
@@ -314,7 +317,7 @@ def _run_view(view: View, run: RunRow, steps: Sequence[ShownStep]) -> RunView:
     definition = view.site.app and view.site.app.definitions().get(run.task_name)
     declared = definition.durable.signals if definition and definition.durable else None
     is_waiting = run.status == TaskStatus.PENDING.value
-    # Rows whose name has "!" belong to another step.
+    # A row with "!" in its name belongs to another step.
     own = [step.name for step in steps if "!" not in step.name] if is_waiting else []
     names = run.signals or declared or run.declared or ()
     return RunView(list(names), run.problem is not None, own)
@@ -322,7 +325,7 @@ def _run_view(view: View, run: RunRow, steps: Sequence[ShownStep]) -> RunView:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """A recorded step, how long it ran, and its value or its error, for users who may see them."""
+    """A recorded step with its duration; its value or error is set for users who may see it."""
 
     info: ShownStep
     seconds: float
@@ -358,7 +361,7 @@ async def _read_facts(view: View) -> TaskFacts:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt, how long it ran, and why it was or was not tried again."""
+    """An attempt with its duration, and the reason for or against a retry."""
 
     info: TaskAttemptInfo
     seconds: float | None
@@ -372,7 +375,7 @@ def _attempt(found: TaskDetail, info: TaskAttemptInfo) -> Attempt:
 
 
 def _why(found: TaskDetail, info: TaskAttemptInfo) -> str:
-    """Return the stored reason; for attempts without one, the decision according to the stored policy."""
+    """Return the stored reason; for an attempt without one, derive it from the stored policy."""
     if info.retry_reason is not None or info.outcome == "COMPLETED":
         return mask_url(info.retry_reason or "")
     if info.will_retry:
@@ -392,7 +395,9 @@ def _why(found: TaskDetail, info: TaskAttemptInfo) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ErrorView:
-    """The last attempt's error. ``parts`` is its traceback; messages only for users who may see them."""
+    """The last attempt's error. ``parts`` is its traceback, with messages only for users who may see
+    them.
+    """
 
     code: str | None
     message: str
@@ -458,7 +463,7 @@ def _policy(found: TaskDetail) -> str | None:
 
 
 def _trace_id(traceparent: str | None, options: Any) -> str | None:
-    """Return the newest attempt's trace, or else the send's."""
+    """Return the newest attempt's trace id, otherwise the send's trace id."""
     match options:
         case {"trace": {"traceparent": str(sent)}} if traceparent is None:
             traceparent = sent
@@ -467,7 +472,7 @@ def _trace_id(traceparent: str | None, options: Any) -> str | None:
 
 
 def _links(templates: Mapping[str, str], found: TaskDetail, trace_id: str | None) -> dict[str, str]:
-    """Fill the URL templates of other tools; a template with missing values is left out."""
+    """Fill in the URL templates of other tools; leave out a template with missing values."""
     values = {
         "task_id": found.id,
         "task_name": found.task_name,
@@ -487,7 +492,7 @@ def _links(templates: Mapping[str, str], found: TaskDetail, trace_id: str | None
 
 
 async def download(view: View) -> Response:
-    """Return one part of the payload in full, masked, as a file."""
+    """Return one part of the payload, masked but complete, as a file."""
     if not view.access.sees_payload:
         raise NotFound("There is no page for arguments and results: you may not see them.")
     part = view.params["part"]

@@ -1,7 +1,6 @@
-"""The dashboard's bounded read-only transactions, and the problems that a request can end with.
-
-Every read is one transaction that cannot write, cannot wait long for a lock and cannot run long,
-even behind a pooler. The process uses at most four connections for all of its viewers.
+"""The dashboard's bounded read-only transactions, and the problems that end a request. Every read is one
+transaction that cannot write, with short time limits for locks and statements, even behind a pooler. The
+process uses at most four connections for all of its viewers.
 """
 
 from __future__ import annotations
@@ -38,13 +37,15 @@ CONNECTIONS_MAX = 4
 STATEMENT_TIMEOUT_MS = 3_000
 LOCK_TIMEOUT_MS = 500
 POOL_WAIT_SECONDS = 5.0
-# The server ends a statement earlier than this, so one that stays silent for longer is frozen or cut off.
+# The server ends a statement earlier than this, so a longer silence means that it is frozen or cut
+# off.
 SILENCE_SECONDS = 8.0
-# A change may wait for locks, but not forever: after this time its connection is closed, which undoes it.
+# The time limit of a change that waits for locks; after it, the connection is closed, which undoes
+# the change.
 CHANGE_SECONDS = 30.0
 CHANGE_LIMITS = Limits(lock_ms=5_000, statement_ms=25_000, silence_seconds=CHANGE_SECONDS)
 
-# One snapshot for all facts on a page, so that its numbers agree.
+# All facts of a page are read in one snapshot, so that its numbers agree.
 _BEGIN = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _LIMITS = (
     f"SELECT pg_catalog.set_config('statement_timeout', '{STATEMENT_TIMEOUT_MS}', true), "
@@ -53,7 +54,7 @@ _LIMITS = (
 
 
 class Problem(Exception):
-    """A request that ends with an error page, or below ``/api`` with ``application/problem+json``."""
+    """Ends a request with an error page or, below ``/api``, with ``application/problem+json``."""
 
     status = 500
     code = "INTERNAL_ERROR"
@@ -102,14 +103,14 @@ class Refused(Problem):
 
 
 class TookTooLong(Problem):
-    """A statement exceeded its time limit. A costly panel catches this and shows a note instead."""
+    """A statement exceeded its time limit. A costly panel catches this and shows a note."""
 
     status = 504
     code = "TOOK_TOO_LONG"
 
 
 class Locked(TookTooLong):
-    """Another session holds a lock; ``remedy`` ends that session."""
+    """Another session holds a lock; ``remedy`` is the statement that ends the session."""
 
     code = "DATABASE_LOCKED"
 
@@ -136,7 +137,7 @@ def web_broker(config: PostgresConfig) -> PostgresBroker:
 
 
 class _WatchedDatabase(Database):
-    """Closes the connections of a change that takes too long, see ``bounded_change``."""
+    """Closes the connections of a change that takes too long; see ``bounded_change``."""
 
     @asynccontextmanager
     async def connection_async(self) -> AsyncIterator[AsyncOwnConnection]:
@@ -151,13 +152,13 @@ class _WatchedDatabase(Database):
                 timer.cancel()
 
 
-# The loop time by which the change of this request has to be made.
+# The loop time by which this request's change must be finished.
 _change_deadline: ContextVar[float | None] = ContextVar("change_deadline", default=None)
 
 
 @contextmanager
 def bounded_change() -> Iterator[None]:
-    """Give the changes inside the block a time limit; raise TookTooLong if a change was cut off."""
+    """Limit the time of the changes inside the block; raise TookTooLong if a change was cut off."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CHANGE_SECONDS
     before = _change_deadline.set(deadline)
@@ -175,7 +176,7 @@ def bounded_change() -> Iterator[None]:
 
 
 class Reader:
-    """Runs the scripts of pages on the connections of one broker."""
+    """Runs the scripts of pages on one broker's connections."""
 
     def __init__(self, broker: PostgresBroker) -> None:
         self._broker = broker
@@ -214,7 +215,7 @@ async def _read(connection: AsyncConnection[Any], script: Script[T], *, logged: 
             return await statement.run_async(connection, params, unpooled)
 
     try:
-        # The settings are sent with the first statement of the script, in one round trip.
+        # Send the settings with the first statement of the script, in one round trip.
         async with connection.pipeline() as pipeline:
             await connection.execute(_BEGIN)
             await connection.execute(_LIMITS)

@@ -1,4 +1,5 @@
-"""Pages: a handler's input (``View``), its result (``Page``), its ``Route``, and the conversion to HTML.
+"""Pages: a handler's input (``View``), its return value (``Page``), its ``Route``, and the conversion to
+HTML.
 
 A module with handlers ends with a table of routes, ``ROUTES``.
 """
@@ -40,7 +41,7 @@ NOTICE_COOKIE = "horsies_notice"
 NOTICE_SECONDS = 60
 STATIC_TYPES = {"horsies.css": "text/css", "horsies.js": "text/javascript"}
 
-# The navigation: the key after "g", the path, the label.
+# The navigation: the key to press after "g", the path, and the label.
 NAVIGATION = (
     ("o", "/", "Overview"),
     ("q", "/queues", "Queues"),
@@ -63,17 +64,18 @@ class Settings:
     masked: tuple[str, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     frame_ancestors: str | None = None
-    # Host names that requests may use; None accepts all, if the mounting server checks them.
+    # The host names that requests may use; None accepts all names, if the mounting server checks
+    # them.
     allowed_hosts: frozenset[str] | None = None
-    # Proxies whose X-Forwarded-Proto and X-Forwarded-For count; a mounting application's server has its
-    # own switches for them.
+    # The proxies whose X-Forwarded-Proto and X-Forwarded-For are trusted; the server of a mounting
+    # application has its own settings for them.
     proxies: Networks = ()
     # Whether the process serves the dashboard alone, as ``horsies web`` does.
     is_standalone: bool = False
     # How the viewer is authenticated, for the help page.
     authentication: str = "policy of the application"
-    # The names of all databases that the process shows, and the name of this one; empty on the list of
-    # databases.
+    # The names of all databases that the process shows, and the name of this database; empty on the
+    # list of databases.
     databases: tuple[str, ...] = ()
     database: str = ""
 
@@ -87,8 +89,8 @@ class Site:
     settings: Settings
     signer: Signer
     templates: Environment
-    # Stands for a form's token in rendered text. Each viewer's own token replaces it last, so that
-    # viewers can share rendered regions.
+    # The placeholder of a form's token in rendered text. Each viewer's own token replaces it last,
+    # so that viewers can share rendered regions.
     token_marker: str = field(default_factory=lambda: f"token-{secrets.token_hex(16)}-")
 
     @cached_property
@@ -97,7 +99,7 @@ class Site:
 
     @property
     def queue_caps(self) -> dict[str, int | None]:
-        """The application's queues with their caps; empty if there is no application."""
+        """The application's queues with their caps; empty without an application."""
         queues = self.app.config.queues() if self.app else ()
         return {queue.name: queue.max_concurrency for queue in queues}
 
@@ -107,7 +109,7 @@ class Site:
         return Masking(self.settings.masked)
 
     def parameter_names(self, task_name: str) -> Sequence[str]:
-        """Return a task's positional parameters; none without an application that has it."""
+        """Return a task's positional parameters, or none if no application defines the task."""
         task = self.app.get_task(task_name) if self.app else None
         return task.definition.signature.names.positional if task else ()
 
@@ -119,7 +121,7 @@ class Site:
 
 @dataclass
 class View:
-    """One request: the objects that its handler may read and use."""
+    """One request, with the objects that its handler may use."""
 
     site: Site
     request: Request
@@ -132,12 +134,12 @@ class View:
 
     @property
     def query(self) -> QueryParams:
-        """The URL's query, which contains every filter of the page."""
+        """The URL's query with every filter of the page."""
         return self.request.query_params
 
     @property
     def path(self) -> str:
-        """The page's path below the mount point; its update stream has the same path."""
+        """The page's path below the mount point, which is also the path of its update stream."""
         path: str = self.request.scope["path"]
         is_below = path.startswith(f"{self._root}/")
         below = path[len(self._root) :] if is_below else path if path != self._root else "/"
@@ -160,22 +162,22 @@ class View:
         return self._root + quote(path, safe="/?&=%:@,+~;#")
 
     def may(self, verb: Verb) -> bool:
-        """Whether this user may make this change; False for everyone while actions are off."""
+        """Whether this user may make this change; always False while changes are disabled."""
         return verb in self.access.may
 
     async def form(self) -> dict[str, str]:
-        """Return a posted form's fields; for a repeated field, the last value."""
+        """Return a posted form's fields; of a repeated field, return the last value."""
         return dict(parse_qsl(self.body.decode(errors="replace"), keep_blank_values=True))
 
     async def json(self) -> Any:
-        """Return the JSON body of an ``/api`` request; an empty body is an empty object."""
+        """Return the JSON body of an ``/api`` request, or an empty object for an empty body."""
         try:
             return json.loads(self.body or b"{}")
         except (ValueError, RecursionError) as error:
             raise BadRequest("The body is not JSON.") from error
 
     def redirect(self, path: str, notice: str | None = None) -> Response:
-        """Redirect to a page after a change; the page shows the notice once."""
+        """Redirect to a page after a change; the page shows the notice one time."""
         response = RedirectResponse(self.url(path), 303)
         if notice:
             sealed = self.site.signer.sealed("notice", notice, NOTICE_SECONDS)
@@ -199,7 +201,7 @@ class Page:
 
 
 class RefusedForm(Exception):
-    """A form whose change was refused; the response leads back to a page that shows the reason."""
+    """A refused change of a form; the response redirects to a page with the reason."""
 
     def __init__(self, response: Response) -> None:
         super().__init__()
@@ -207,14 +209,14 @@ class RefusedForm(Exception):
 
 
 Handler = Callable[[View], Awaitable[Page | Response]]
-# The verb of a path; a path for bulk orders reads it from the request.
+# The verb of a path; for bulk orders, it is read from the request.
 RouteVerb = Verb | Callable[[View], Awaitable[Verb]]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path with its handler. Without a verb it needs permission to look; a POST always has a verb,
-    and a GET that only prepares a change has that change's verb.
+    """A path with its handler. Without a verb, the path needs only the permission to view; a POST always
+    has a verb, and a GET that prepares a change has the change's verb.
 
     The gate checks the host, the access, the verb and the origin before it calls the handler.
     """
@@ -230,7 +232,7 @@ class Route:
 
 
 class _AsStored(Markup):
-    """The value of a form's field, which is sent back and therefore keeps its characters."""
+    """The value of a form field, which keeps its characters because the browser sends it back."""
 
 
 def _finalized(value: object) -> object:
@@ -297,7 +299,9 @@ def context_of(view: View, page: Page) -> dict[str, Any]:
 
 
 def _databases(view: View) -> list[tuple[str, str]]:
-    """Return the address of the list of all databases, and each one's address; nothing for a single one."""
+    """Return the address of the list of all databases, and the address of each; return nothing for a
+    single database.
+    """
     settings = view.site.settings
     if not settings.databases:
         return []
@@ -321,18 +325,17 @@ def render(view: View, page: Page) -> Response:
 
 
 def failure_of(view: View, error: Exception) -> Problem:
-    """Log an error that no handler expects, and return the problem to show for it."""
+    """Log an unexpected error, and return the problem to show for it."""
     logger.error("the page %s failed", view.path, exc_info=error)
     kind = type(error).__name__
     return Problem(f"The page failed with {kind}; the log of the dashboard has the traceback.")
 
 
 def render_regions(view: View, page: Page) -> dict[str, str]:
-    """Return each live region's text, with markers in place of form tokens."""
+    """Return the text of each live region, with placeholders of form tokens."""
     template = view.site.templates.get_template(page.template)
     context = template.new_context(context_of(view, page))
-    # Run the template up to its first text: this defines the macros and variables at the top of the base
-    # template.
+    # Run the template up to its first text, which defines the base template's macros and variables.
     next(template.root_render_func(context), None)
     names = [name for name in template.blocks if name.startswith("region_")]
     return {name.removeprefix("region_"): "".join(template.blocks[name](context)) for name in names}

@@ -1,6 +1,5 @@
-"""A run's graph as SVG, from its layout's positions and its nodes' facts.
-
-Pure. A change of status changes classes and words, never coordinates. All text is escaped here.
+"""Pure functions that draw a run's graph as SVG, from the layout's positions and the nodes' facts. A
+status affects classes and words, never coordinates. All text is escaped here.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from horsies.web.layout import BOX_HEIGHT, BOX_WIDTH, EDGE_END, Edge, Layout, Po
 from horsies.web.words import cut
 from horsies.workflow.run.draw import SYMBOLS
 
-# In a wide font, a letter takes about eight pixels.
+# The width of a letter in a wide font, in pixels.
 NAME_LENGTH_MAX = 22
 _NOTE_LENGTH_MAX = 25
 _ERROR_LENGTH_MAX = 20
@@ -34,7 +33,7 @@ STATUS_CLASSES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The number of nodes in a box, how many of them have ended, and how many failed."""
+    """The numbers of all, ended and failed nodes in a box."""
 
     total: int
     ended: int
@@ -43,10 +42,8 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The words in one box.
-
-    ``key`` identifies it in live updates; ``href`` selects it; ``open_href`` opens its child run.
-    ``summary`` is the whole sentence that a screen reader reads.
+    """The text of one box. ``key`` identifies the box in live updates; ``href`` selects it;
+    ``open_href`` opens its child run. ``summary`` is the sentence for screen readers.
     """
 
     key: str
@@ -63,13 +60,13 @@ class Node:
     is_group: bool = False
     is_selected: bool = False
     is_critical: bool = False
-    # The key of the node before this one on the critical path.
+    # The key of the previous node on the critical path.
     critical_source: str = ""
 
 
 def draw_graph(layout: Layout, nodes: Sequence[Node], title: str, description: str) -> Markup:
     """Return the drawing of a graph; ``nodes`` are in the order of the layout's boxes."""
-    # A little wider than a screen: the browser may shrink it, down to a readable size.
+    # The width may slightly exceed the screen: the browser shrinks the drawing to a readable size.
     size = " is-snug" if 900 < layout.width < 1_600 else ""
     parts = [
         Markup(
@@ -102,7 +99,7 @@ def edge_path(points: Sequence[Point]) -> str:
     for number, ((left, start), (right, end)) in enumerate(pairs):
         if number:
             parts.append(f"H{left}")
-        # The last stretch before the target is straight, so edges into one node share it.
+        # The last part before the target is straight, so edges to the same node share it.
         stop = right - EDGE_END if number == len(pairs) - 1 else right
         middle = (left + stop) // 2
         parts.append(f"C{middle} {start} {middle} {end} {stop} {end}")
@@ -161,7 +158,7 @@ def _box(node: Node) -> Iterator[Markup]:
 
 def _bar(shares: Shares, x: int, y: int, width: int, height: int) -> Iterator[Markup]:
     ended, bad = (min(part / max(shares.total, 1), 1.0) for part in (shares.ended, shares.bad))
-    # A single failure among thousands still has a visible share.
+    # Even a single failure among thousands gets a visible share.
     red = min(max(bad * width, 2.0), ended * width) if bad else 0.0
     parts = ("track", x, width), ("ended", x, ended * width), ("bad", x + ended * width - red, red)
     form = Markup('<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>')
@@ -170,7 +167,7 @@ def _bar(shares: Shares, x: int, y: int, width: int, height: int) -> Iterator[Ma
 
 
 def progress_bar(total: int, ended: int, bad: int) -> Markup:
-    """Return a bar of ended nodes, the last part of which has failed."""
+    """Return a bar of ended nodes; its last part shows failed nodes."""
     words = f"{ended:,} of {total:,} ended" + (f", {bad:,} failed" if bad else "")
     return Markup(
         '<svg class="share" role="img" aria-label="{}" viewBox="0 0 200 6" '

@@ -1,8 +1,6 @@
-"""A run's timeline: one bar per node on a time scale, and the critical path.
-
-Pure. A thin line leads from when a node was enqueued to its start, and a bar from there to its end,
-with a notch where an attempt failed. Long stretches in which nothing runs are folded to a gap that
-shows their length.
+"""Pure functions that draw a run's timeline: one bar per node on a time scale, and the critical path. A
+thin line shows a node's wait after it was enqueued, a bar shows its run, and a notch shows a failed
+attempt. Long idle stretches are folded to a gap that shows their length.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from horsies.web.words import cut
 from horsies.words import elapsed
 from horsies.workflow.run.draw import SYMBOLS
 
-# An idle stretch is folded if it is longer than this, and longer than this share of the drawing.
+# An idle stretch is folded if it exceeds both limits: in seconds, and as a share of the drawing.
 IDLE_SECONDS = 60.0
 IDLE_SHARE = 0.2
 GAP_WIDTH = 56
@@ -33,7 +31,7 @@ _STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One node's times, in seconds since the start of the run; None for those not reached."""
+    """One node's times in seconds since the start of the run; None for times not reached."""
 
     name: str
     status: str
@@ -46,7 +44,7 @@ class Span:
 
     @property
     def begin(self) -> float | None:
-        """When the node was enqueued, or started if it was not enqueued."""
+        """The time when the node was enqueued, or started if it was not enqueued."""
         return self.started if self.enqueued is None else self.enqueued
 
 
@@ -63,10 +61,9 @@ def seconds_since(start: datetime, at: datetime | None) -> float | None:
 
 
 def critical_path(spans: Sequence[Span]) -> list[int]:
-    """Return the chain of nodes that decided when the run ended, first node first.
-
-    It is traced back from the node that ended last, through the dependency that released each node: the
-    last one to end before the node was enqueued.
+    """Return the chain of nodes that determined when the run ended, first node first. It is traced back
+    from the node that ended last. The predecessor of a node is its dependency that ended last before the
+    node was enqueued.
     """
     ended = [place for place, span in enumerate(spans) if span.ended is not None]
     if not ended:
@@ -80,13 +77,13 @@ def critical_path(spans: Sequence[Span]) -> list[int]:
 def _released_by(spans: Sequence[Span], span: Span) -> int | None:
     done = [place for place in span.dependencies if spans[place].ended is not None]
     begin = span.begin
-    # A join of type any or quorum starts before its other dependencies end.
+    # A join of type any or quorum starts before its remaining dependencies end.
     in_time = [place for place in done if begin is None or (spans[place].ended or 0.0) <= begin]
     return max(in_time or done, key=lambda place: spans[place].ended or 0.0, default=None)
 
 
 def idle_gaps(spans: Sequence[Span], until: float) -> list[Gap]:
-    """Return the stretches to fold: no node runs in them, and they are long in seconds and in the
+    """Return the stretches to fold: no node runs in them, and they are long enough in seconds and in the
     drawing.
     """
     idle = list(_idle(spans, until))
@@ -117,7 +114,7 @@ def _idle(spans: Sequence[Span], until: float) -> Iterator[Gap]:
 
 
 class Scale:
-    """Seconds to pixels: linear, except for folded gaps of a fixed width."""
+    """Converts seconds to pixels: linear, except for folded gaps of a fixed width."""
 
     def __init__(self, until: float, gaps: Sequence[Gap]) -> None:
         self.until, self.gaps = until, gaps
@@ -135,7 +132,7 @@ class Scale:
         return LABEL_WIDTH + (at - inside) * self.rate + width
 
     def ticks(self) -> list[float]:
-        """Return round times outside the gaps."""
+        """Return round times that are not in a gap."""
         shown = SCALE_WIDTH / self.rate / _TICKS
         step = next((step for step in _STEPS if step >= shown), shown)
         count = int(self.until / step)
@@ -144,7 +141,7 @@ class Scale:
 
 
 def draw_timeline(spans: Sequence[Span], path: frozenset[int], until: float, title: str) -> Markup:
-    """Return the timeline of these nodes; those on the critical path are marked."""
+    """Return the timeline of these nodes, with the critical path marked."""
     until = max(until, 0.001)
     scale = Scale(until, idle_gaps(spans, until))
     width = LABEL_WIDTH + SCALE_WIDTH + 12

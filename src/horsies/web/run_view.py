@@ -1,7 +1,6 @@
-"""A run as its page shows it: boxes in the graph, bars in the timeline, rows of nodes.
-
-Pure: the facts in `workflow.run.listing` become words here, and `run_graph.py` and `run_timeline.py`
-turn them into pictures.
+"""Pure functions that prepare a run for its page: boxes of the graph, bars of the timeline, rows of
+nodes. They turn the facts of `workflow.run.listing` into words; `run_graph.py` and `run_timeline.py`
+draw them.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Link = Callable[..., str]
 
 @dataclass
 class RunView:
-    """One run, read at ``now``; ``link`` creates addresses within the page, and ``run_url`` those of
+    """One run, read at ``now``; ``link`` returns addresses within the page, ``run_url`` addresses of
     other runs.
     """
 
@@ -53,7 +52,7 @@ class RunView:
 
     @cached_property
     def nodes(self) -> list[TreeNode]:
-        """The nodes with the statuses to show: PAUSED for those that a paused run holds back."""
+        """The nodes with the statuses to show: PAUSED for nodes that wait because the run is paused."""
         return [
             node._replace(status=shown_status(node, self.run, self.child(node)))
             for node in self.facts.nodes
@@ -61,14 +60,14 @@ class RunView:
 
     @property
     def status_counts(self) -> list[tuple[str, int]]:
-        """How many nodes have each status, in the order of a node's life."""
+        """The number of nodes per status, in the order of a node's life."""
         counts = Counter({one.status: one.nodes for one in self.facts.counts})
         counts.update(node.status for node in self.nodes)
         return [(status, counts[status]) for status in _SHOWN_ORDER if counts[status]]
 
     @property
     def is_open(self) -> bool:
-        """Whether the run has not ended, so that it can continue."""
+        """Whether the run can continue because it has not ended."""
         return not WorkflowStatus(self.run.status).is_terminal
 
     @property
@@ -87,16 +86,16 @@ class RunView:
 
     @cached_property
     def graph(self) -> Graph:
-        """The nodes' dependencies by position."""
+        """The positions of each node's dependencies."""
         return tuple(tuple(sorted(set(node.dependencies))) for node in self.facts.nodes)
 
     @cached_property
     def groups(self) -> Groups:
-        """The groups of nodes that share a box when the graph is folded."""
+        """The groups of nodes that share a box in the folded graph."""
         return fold(self.graph, tuple(node_label(node) for node in self.facts.nodes))
 
     def is_folded(self, wanted: str | None) -> bool:
-        """Whether the drawing is folded: based on its size, unless the address says otherwise."""
+        """Whether the drawing is folded, by its size or by the page's query."""
         size = len(self.graph)
         if wanted == "all":
             return size > UNFOLD_MAX
@@ -151,7 +150,7 @@ class RunView:
 
     @cached_property
     def _sources_on_path(self) -> dict[int, str]:
-        """For each node on the critical path, the key of the node before it."""
+        """The key of the previous node, for each node on the critical path."""
         keys = ["", *(str(place) for place in self.path)]
         return dict(zip(self.path, keys, strict=False))
 
@@ -208,7 +207,7 @@ class RunView:
     # The timeline
 
     def timeline(self) -> Markup:
-        """Return bars for the nodes that have started, in order of their start."""
+        """Return bars for the started nodes, in order of their start."""
         places = self.timeline_places
         shown = {place: number for number, place in enumerate(places)}
         path = frozenset(shown[place] for place in self.path if place in shown)
@@ -219,7 +218,9 @@ class RunView:
 
     @cached_property
     def timeline_places(self) -> list[int]:
-        """The timeline's nodes; if there are many, only the critical path, failures and the longest."""
+        """The nodes of the timeline; if there are many, only the critical path, failures and the longest
+        nodes.
+        """
         begun = [place for place, span in enumerate(self.spans) if span.begin is not None]
         if len(begun) > TIMELINE_ROWS_MAX:
             on_path = frozenset(self.path)
@@ -229,7 +230,7 @@ class RunView:
 
     @property
     def is_timeline_cut(self) -> bool:
-        """Whether the timeline leaves out some of the nodes that have started."""
+        """Whether the timeline leaves out some of the started nodes."""
         return len(self.timeline_places) == TIMELINE_ROWS_MAX < len(self.nodes)
 
     def _weight(self, place: int, on_path: frozenset[int]) -> tuple[bool, bool, float, int]:
@@ -239,13 +240,13 @@ class RunView:
 
 
 def count_signs(counts: Mapping[str, int]) -> str:
-    """Return counts with the signs of their statuses: "130 ✓ 4 ▶ 3 ✗"."""
+    """Format counts with the signs of their statuses: "130 ✓ 4 ▶ 3 ✗"."""
     parts = [f"{counts[one]:,} {SYMBOLS.statuses[one]}" for one in _SHOWN_ORDER if counts.get(one)]
     return " ".join(parts)
 
 
 def join_words(node: TreeNode) -> str:
-    """Return the rule of a join that does not wait for all dependencies."""
+    """Describe the rule of a join that does not wait for all dependencies."""
     total = len(node.dependencies)
     match node.join_type:
         case "any":
@@ -270,7 +271,7 @@ def node_note(node: TreeNode, child: RunRow | None) -> str:
 
 
 def node_time(node: TreeNode, now: datetime) -> str:
-    """Return how long a node has run, or how long a sleep or signal will still wait."""
+    """Return a node's running time, or the remaining wait of a sleep or signal."""
     if node.due_at is not None and node.kind in ("sleep", "signal"):
         left = (node.due_at - now).total_seconds()
         return f"≤ {elapsed(left)}" if node.kind == "signal" else f"{elapsed(left)} left"
@@ -287,6 +288,6 @@ def _shares(node: TreeNode, child: RunRow | None) -> Shares | None:
 
 
 def nodes_by_need(nodes: Sequence[TreeNode]) -> list[TreeNode]:
-    """Order nodes for a list: failed ones first, then running ones, then all others."""
+    """Order nodes for a list: failed nodes, then running nodes, then all others."""
     rank = {"FAILED": 0, "PAUSED": 1, "RUNNING": 2}
     return sorted(nodes, key=lambda node: (rank.get(node.status, 3), node.task_index))

@@ -1,7 +1,6 @@
-"""One task's life as SVG: sent, waits, attempts. Pure; all text is escaped.
-
-Lengths grow with the logarithm of the time, so that a wait of an hour leaves room for attempts of
-milliseconds.
+"""Pure functions that draw one task's life as SVG: its send, waits and attempts. All text is escaped.
+Lengths grow with the logarithm of the time, so that attempts of milliseconds stay visible next to a wait
+of an hour.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from horsies.web.words import cut, duration
 Kind = Literal["wait", "run", "fold"]
 
 HEIGHT = 76
-# If there are more attempts, only the first and the last ones are drawn.
+# The maximum number of attempts to draw; of more attempts, only the first and the last are drawn.
 ATTEMPTS_FIRST, ATTEMPTS_LAST = 3, 7
 
 _LINE = 30
 _MARGIN = 10
 _TEXT_MAX = 22
 _CHARACTER = 7
-_PARKED_YEAR = 9999  # the year in the due time of tasks that wait for an event
+_PARKED_YEAR = 9999  # The year in the due time of tasks that wait for an event.
 
 _SVG = Markup(
     '<svg class="life" role="img" aria-label="{label}" width="{width:.0f}" height="{height}" '
@@ -48,7 +47,9 @@ _TEXT = Markup('<text class="{kind}" x="{x:.0f}" y="{y}" text-anchor="{anchor}">
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of a task's life. ``notes`` are the lines below it; ``status`` is one of the pages' classes."""
+    """A part of a task's life. ``notes`` are the lines below it; ``status`` is the CSS class of a
+    status.
+    """
 
     kind: Kind
     seconds: float
@@ -58,7 +59,7 @@ class Stretch:
 
 
 def life_of(task: TaskDetail, attempts: Sequence[TaskAttemptInfo]) -> list[Stretch]:
-    """Return a task's stretches from its send to its end, or until now while it is open."""
+    """Return the stretches of a task from its send to its end, or until now while it is unfinished."""
     at = task.sent_at or task.created_at
     now = task.created_at + timedelta(seconds=task.age_seconds)
     found: list[Stretch] = []
@@ -67,7 +68,7 @@ def life_of(task: TaskDetail, attempts: Sequence[TaskAttemptInfo]) -> list[Stret
         found += _wait(at, started)
         found.append(_attempt(attempt, started))
         at = attempt.finished_at
-    if not found or found[-1].status != "status-off":  # nothing follows a cancelled attempt
+    if not found or found[-1].status != "status-off":  # A cancelled attempt has no successor.
         found += _open_end(task, at, now)
     return _folded(found)
 
@@ -136,7 +137,7 @@ def _folded(stretches: list[Stretch]) -> list[Stretch]:
 
 
 def draw_life(stretches: Sequence[Stretch]) -> Markup:
-    """Draw the stretches from left to right, beginning with the send."""
+    """Draw the stretches from left to right, starting with the send."""
     x = float(_MARGIN)
     parts = [
         _DOT.format(x=x, y=_LINE),

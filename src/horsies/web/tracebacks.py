@@ -1,4 +1,6 @@
-"""Stored tracebacks as frames: the application's in full, libraries' folded. Pure."""
+"""Pure functions that split stored tracebacks into frames: the application's frames in full, library
+frames folded.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from itertools import groupby
 
 from horsies.failure_fingerprint import is_installed
 
-# Python shortens the traceback of a deep recursion; other long ones are cut here.
+# The maximum number of lines; Python itself shortens only the traceback of a deep recursion.
 FRAMES_MAX = 100
 
 _FRAME = re.compile(r'  File "(?P<file>[^"\n]*)", line (?P<line>\d+)(?:, in (?P<function>.*))?')
@@ -17,7 +19,7 @@ _FRAME = re.compile(r'  File "(?P<file>[^"\n]*)", line (?P<line>\d+)(?:, in (?P<
 
 @dataclass(slots=True)
 class Frame:
-    """A place in code, with the source lines that the traceback quotes."""
+    """A place in code, with the source lines from the traceback."""
 
     file: str
     line: int
@@ -26,13 +28,13 @@ class Frame:
 
     @property
     def is_library(self) -> bool:
-        """Whether the code was installed rather than written with the application, or given as a string."""
+        """Whether the code is installed, or given as a string, instead of written with the application."""
         return self.file != "<string>" and is_installed(self.file)
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A line that is not part of a frame: a heading, or an exception's message."""
+    """A line outside the frames: a heading, or an exception's message."""
 
     text: str
 
@@ -45,7 +47,7 @@ class Folded:
 
 
 def read_traceback(stored: str, *, with_messages: bool) -> list[Frame | Text | Folded]:
-    """Split a traceback into its parts; without messages, exceptions show only their class."""
+    """Split a traceback into its parts; without messages, show only the classes of exceptions."""
     parts = [
         part
         for part in _parts(stored)

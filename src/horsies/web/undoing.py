@@ -1,4 +1,4 @@
-"""How a change is undone: the end of its notice, and the sentence on the pages of a bulk order."""
+"""Describes how to undo a change, for the end of its notice and for the pages of a bulk order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from horsies.ids import first_id_at
 from horsies.monitor.order_plan import Order, OrderVerb
 from horsies.monitor.queries import TaskFilters, sent_time
 
-# The most tasks that a command names one by one.
+# The maximum number of tasks that a command lists.
 IDS_MAX = 20
 _MILLISECOND = timedelta(milliseconds=1)
 _FORM = "%Y-%m-%dT%H:%M:%S.%fZ"
@@ -45,10 +45,10 @@ def cannot_undo(again: str | None = None, what: str = "it") -> str:
 
 
 def undo_order(order: Order) -> str:
-    """Return what undoes a bulk order, in the words of the notice after a single change."""
+    """Describe how to undo a bulk order, in the words used for a single change."""
     match order.verb:
         case OrderVerb.RETRY_TASKS if order.at is not None:
-            # The new tasks have the time of the dry run in their ids.
+            # The ids of the new tasks contain the time of the dry run.
             first = first_id_at(order.at)
             command = shlex.join(["horsies", "cancel", *_sent_between(first, first)])
             return f" To undo it, and cancel any other task sent in that millisecond: {command}"
@@ -80,7 +80,9 @@ def _undo_cancel(order: Order) -> str:
 
 
 def _is_narrow(tasks: TaskFilters) -> bool:
-    """Whether the order used a filter that would no longer find its tasks, now that they are cancelled."""
+    """Return whether the order's filters would no longer find its tasks, because the tasks are cancelled
+    now.
+    """
     return bool(
         tasks.error_codes
         or tasks.workers
@@ -91,9 +93,8 @@ def _is_narrow(tasks: TaskFilters) -> bool:
 
 
 def _sent_between(oldest: str, newest: str) -> list[str]:
-    """Return the options for tasks sent from the millisecond of one id to that of another, both included.
-
-    The times are in the middle of a millisecond, so that no rounding moves them to another one.
+    """Return the options for tasks sent between the milliseconds of two ids, both included. The times
+    are in the middle of a millisecond, so that rounding does not change the millisecond.
     """
     since, until = sent_time(oldest) + _MILLISECOND / 2, sent_time(newest) + _MILLISECOND * 1.5
     return ["--since", f"{since:{_FORM}}", "--until", f"{until:{_FORM}}"]

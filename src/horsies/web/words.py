@@ -1,6 +1,5 @@
-"""Words on the pages: numbers, durations, times, ids and statuses as Jinja filters.
-
-Pure. Text stays text, which the templates escape; times and statuses are elements and escape their parts.
+"""Pure Jinja filters for numbers, durations, times, ids and statuses. They return text, which the
+templates escape; times and statuses are HTML elements, which escape their parts here.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from horsies.workflow.run.draw import SYMBOLS
 _STATUS = Markup(
     '<span class="status {kind}"><span class="sign" aria-hidden="true">{sign}</span> {word}</span>'
 )
-# Statuses of tasks, attempts, runs, nodes, workers, queues and schedules: class and sign.
+# The statuses of tasks, attempts, runs, nodes, workers, queues and schedules, with their class and
+# sign.
 _KINDS = {
     "status-ok": "COMPLETED ALIVE SERVED DONE ACTIVE",
     "status-failed": "FAILED WORKER_FAILURE LOST BROKEN OVERDUE UNSERVED REFUSED",
@@ -66,7 +66,7 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(value: datetime | float | None, now: datetime | None = None) -> str:
-    """Format an age in seconds, or a time's age, which becomes a ``<time>`` element."""
+    """Format an age in seconds; format the age of a time as a ``<time>`` element."""
     if value is None:
         return NOTHING
     if isinstance(value, datetime):
@@ -86,12 +86,13 @@ def _time(value: datetime, text: str, kind: str = "") -> Markup:
     utc = value.astimezone(UTC)
     iso = utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     title = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
-    # Only numbers, so there is nothing to escape: `Markup.format` takes five times as long.
+    # The values are numbers, so escaping is unnecessary, and `Markup.format` takes five times as
+    # long.
     return Markup(f'<time datetime="{iso}" title="{title}"{kind}>{text}</time>')  # noqa: S704
 
 
 def short_id(value: str | None) -> str:
-    """Shorten a UUID to its ends, which differ: the time at the front, the random part at the back."""
+    """Shorten a UUID to its two ends: the time at the front and the random part at the back."""
     if value is None:
         return NOTHING
     text = str(value)
@@ -99,13 +100,13 @@ def short_id(value: str | None) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """Shorten a text to at most this length; an ellipsis replaces the part that is cut off."""
+    """Shorten a text to this length, with an ellipsis at the end."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 @lru_cache(maxsize=256)
 def status(value: str | Enum | None, word: str | None = None) -> str:
-    """Format a status as sign, word and colour; ``word`` replaces the status's name."""
+    """Format a status as a coloured sign and word; ``word`` replaces the status's name."""
     if value is None:
         return NOTHING
     name = str(value.value if isinstance(value, Enum) else value)
