@@ -1,6 +1,6 @@
 """Horsies: a task queue and workflow engine for Python that needs no server except PostgreSQL.
 
-Everything public is imported from here.
+Import all public names from this package.
 
 Example:
     from horsies import Horsies
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from horsies._version import __version__
 
-# Imported eagerly: the function has the same name as its module, and the import system would otherwise
-# set this name to the module.
+# Imported eagerly, because the function has the same name as its module; the import system would
+# otherwise bind the name to the module.
 from horsies.current_task import CurrentTask, current_batch, current_task
 
 if TYPE_CHECKING:
@@ -388,8 +388,8 @@ __all__ = [
     "__version__",
 ]
 
-# A name is imported from its module on first use, so a program that only sends tasks loads neither
-# schedules nor the monitor. The names are those of the block above, which type checkers read.
+# Each name is imported from its module on first use, so that a program that only sends tasks does
+# not load schedules and the monitor. The names match the block above, which type checkers read.
 _NAMES_BY_MODULE = {
     "app": "ChildProcessStartHook Horsies get_current_app",
     "encryption": "PayloadCodec",
@@ -473,7 +473,7 @@ _NAMES_BY_MODULE = {
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 
-if not TYPE_CHECKING:  # to a type checker, a name missing from the block above must not exist
+if not TYPE_CHECKING:  # For a type checker, a name missing from the block above must not exist.
 
     def __getattr__(name):
         if name not in _MODULES:

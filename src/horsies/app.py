@@ -1,6 +1,6 @@
 """Horsies: the application object, which ties together configuration, tasks and the broker.
 
-It is the composition root of a process: producers, workers and commands all start from an application. It
+Producers, workers and commands all start from an application. It
 registers tasks and creates the broker on first use.
 """
 
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from horsies.workflow.checks import Builder, Case, RegisteredBuilder
     from horsies.workflow.handles import WorkflowHandles
     from horsies.workflow.spec import WorkflowMaker
-else:  # parts that a producer may not need
+else:  # Modules that a producer may not need
     check = Deferred("horsies.tasks.check")
     explain = Deferred("horsies.monitor.diagnose.explain")
     schedules = Deferred("horsies.scheduler.api")
@@ -119,8 +119,8 @@ class Horsies(Operations):
 
     A URL is short for ``AppConfig(broker=PostgresConfig(database_url=url))``. Without a configuration,
     the environment variable HORSIES_DATABASE_URL or DATABASE_URL names the database. With
-    ``migrate=False``, ``run_schema_migrations=False`` or HORSIES_MIGRATE=0, no process of the application
-    changes the schema; `horsies migrate` does.
+    ``migrate=False``, ``run_schema_migrations=False`` or HORSIES_MIGRATE=0, only `horsies migrate`
+    changes the schema.
     """
 
     def __init__(
@@ -275,14 +275,14 @@ class Horsies(Operations):
     ) -> DurableDecorator:
         """Register a durable function: a task whose steps are recorded, so that its runs survive any crash.
 
-        The function takes a ``Durable`` first, or an ``AsyncDurable`` if it is ``async def``. In every
-        other respect it is a task: it is sent, scheduled, retried and cancelled like other tasks, and may
-        be a node of a workflow. Without a ``retry_policy`` a run survives a hundred crashes; a
+        The function takes a ``Durable`` first, or an ``AsyncDurable`` if it is ``async def``. Apart from
+        that it is a task: it is sent, scheduled, retried and cancelled like other tasks, and may be a
+        node of a workflow. Without a ``retry_policy`` a run survives a hundred crashes; a
         ``retry_policy`` must list WORKER_CRASHED. ``timeout_ms`` limits each stay in a process, but not
         the waits. ``version`` becomes part of the stored name (``onboard@2``), so that only workers with
         that version continue its runs. ``signals`` declares the names and types of signals, which
         ``app.signal`` then checks. ``deadline`` limits the whole run from its first start, including its
-        waits: a run that has not ended in this time is cancelled, and does its clean-up steps.
+        waits: a run that has not ended in this time is cancelled, and its clean-up steps run.
 
         Example:
             @app.durable("onboard")
@@ -338,7 +338,7 @@ class Horsies(Operations):
         self, cases: Sequence[Case] | None = None
     ) -> Callable[[Builder], Builder]: ...
     def workflow_builder(self, cases: Any = None) -> Any:
-        """Register a function that builds a WorkflowSpec, so that ``check`` calls it once for each set of
+        """Register a function that builds a WorkflowSpec; ``check`` then calls it once for each set of
         parameters.
 
         Example:
@@ -373,9 +373,9 @@ class Horsies(Operations):
     ) -> TaskSendResult[TaskHandle[Any]]:
         """Send a task whose code this program does not import; the worker checks the arguments.
 
-        ``arguments`` are JSON values by parameter name; the options are those of ``with_options``.
-        ``queue_name`` may be a queue of another application. If this application does not have the task,
-        the task gets a retry policy and a time limit only if you pass them here.
+        ``arguments`` are JSON values by parameter name; the options are the same as for
+        ``with_options``. ``queue_name`` may be a queue of another application. If the task is not
+        registered here, pass its retry policy and time limit; otherwise it has none.
 
         Example:
             app.send_by_name("mail", {"to": "ada@example.org"}, queue_name="mail").unwrap()
@@ -393,7 +393,7 @@ class Horsies(Operations):
     def enqueue_by_name(
         self, task_name: str, arguments: Arguments = None, **options: Unpack[SendKeywords]
     ) -> TaskHandle[Any]:
-        """Like ``send_by_name``, but return the handle, or raise TaskSendFailed."""
+        """Send a task like ``send_by_name``, but return the handle or raise TaskSendFailed."""
         return handle_of(self.send_by_name(task_name, arguments, **options))
 
     async def enqueue_by_name_async(
@@ -439,7 +439,9 @@ class Horsies(Operations):
     def expand_module_globs(
         self, patterns: Sequence[str], exclude: Sequence[str] | None = None
     ) -> list[str]:
-        """Turn glob patterns into file paths for ``discover_tasks``; dotted names are returned unchanged."""
+        """Expand glob patterns to file paths for ``discover_tasks``; dotted names are returned
+        unchanged.
+        """
         return expand_module_globs(patterns, exclude)
 
     def get_discovered_task_modules(self) -> list[str]:
@@ -447,7 +449,7 @@ class Horsies(Operations):
         return list(self._modules)
 
     def import_task_modules(self, modules: Sequence[str] | None = None) -> list[str]:
-        """Import the modules and return those imported; a missing file is skipped with a warning."""
+        """Import the modules and return the imported modules; skip a missing file with a warning."""
         return import_entries(self._modules if modules is None else modules)
 
     # Suppressing sends
@@ -466,7 +468,7 @@ class Horsies(Operations):
     @contextmanager
     def sends_suppressed(self) -> Iterator[None]:
         """Suppress this process's sends while task modules are imported."""
-        own = object()  # each import ends only its own suppression; a list needs no lock
+        own = object()  # Each import ends only its own suppression; a list needs no lock.
         self._running_imports.append(own)
         try:
             yield
@@ -536,7 +538,8 @@ class Horsies(Operations):
                 migrates=self.migrates,
                 find_obstacle=lambda task_id: explain.obstacle_script(task_id),
             )
-            with self._broker_lock:  # two threads that both call this first get the same broker
+            # Without the lock, two threads could create two brokers on first use.
+            with self._broker_lock:
                 self._broker = self._broker or built
         return self._broker
 
@@ -548,7 +551,7 @@ class Horsies(Operations):
     @role.setter
     def role(self, role: str) -> None:
         self._role = role
-        # a module of the application used the broker while it was being imported
+        # A module of the application used the broker during its import.
         if self._broker is not None:
             self._broker.database.role = role
 
@@ -577,7 +580,7 @@ class Horsies(Operations):
             [] if errors else check.policy_warnings(self.config, self.definitions().values())
         ):
             logger.warning("%s", warning)
-        if not errors and self.role != "worker":  # a worker runs the tasks of any schedule
+        if not errors and self.role != "worker":  # A worker runs the tasks of any schedule.
             with self.sends_suppressed():
                 errors = entry.schedule_errors(
                     entry.Application(self.config, self.definitions(), self)
@@ -596,7 +599,7 @@ class Horsies(Operations):
 
 
 def producer_on(app: Horsies, broker: PostgresBroker) -> Producer:
-    """Return a producer that sends for this application on the connections of another broker."""
+    """Return a producer that sends for this application on another broker's connections."""
     return replace(app._producer, get_broker=lambda: broker)
 
 
@@ -606,5 +609,5 @@ def set_current_app(app: Horsies) -> None:
 
 
 def get_current_app() -> Horsies | None:
-    """Return the application of this worker child; None in other processes."""
+    """Return the application of this worker child, or None in any other process."""
     return _current[0] if _current else None

@@ -1,5 +1,5 @@
-"""The log of an attempt: the lines that its code has logged, within limits, in the form in which a child
-sends them and the database stores them.
+"""The log of an attempt: the lines that its code logged, within limits, in the form that a child sends
+and the database stores.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 LINE_BYTES_MAX = 8_192
-# The largest `max_bytes` and `max_lines` that an application may configure.
+# The maximum values of `max_bytes` and `max_lines`.
 LOG_BYTES_MAX = 1 << 20
 LOG_LINES_MAX = 100_000
 # The database columns are 32-bit integers.
@@ -15,9 +15,8 @@ COUNT_MAX = 2**31 - 1
 
 
 class CapturedLog(NamedTuple):
-    """The lines that were kept, as one text, and how many lines were dropped from the middle.
-
-    The dropped lines came directly after line `cut_after`.
+    """The kept lines as one text, and the number of lines dropped from the middle. The dropped lines
+    came directly after line `cut_after`.
     """
 
     body: str
@@ -26,7 +25,7 @@ class CapturedLog(NamedTuple):
 
     @classmethod
     def checked(cls, sent: object) -> CapturedLog:
-        """Read the log that a child has sent as JSON; ValueError if it is malformed."""
+        """Parse the log that a child sent as JSON; raise ValueError if it is malformed."""
         match sent:
             case [str() as body, int() as dropped, int() as cut_after]:
                 is_short = len(body) <= 2 * LOG_BYTES_MAX
@@ -36,8 +35,8 @@ class CapturedLog(NamedTuple):
 
 
 class LogLimits(NamedTuple):
-    """The most bytes and lines that are kept of one attempt; half of the space is for the attempt's first
-    lines, the other half for its last lines. With 0 bytes, nothing is kept.
+    """The maximum numbers of bytes and lines to keep per attempt. Half of the space is for the first
+    lines, the other half for the last lines. With 0 bytes, no line is kept.
     """
 
     max_bytes: int = 0

@@ -1,7 +1,6 @@
-"""The task that this process is running, as its own code sees it.
-
-A child creates a ``CurrentTask`` for every attempt. Its fields arrive as one text, which is parsed on
-first use, so they cost nothing if a task does not use them.
+"""The task that this process is running, for use in the task's own code. A child creates a
+``CurrentTask`` for every attempt. Its fields are parsed from one text on first use, so they cost nothing
+if a task does not use them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _NO_HEADERS: Mapping[str, str] = {}
 
 
 class _Attempt(Protocol):
-    """The fields with which a worker starts an attempt."""
+    """The fields that a worker sends to start an attempt."""
 
     @property
     def task_id(self) -> str: ...
@@ -45,7 +44,7 @@ class _Attempt(Protocol):
 
 
 class _Page(Protocol):
-    """The memory that a child shares with its worker."""
+    """The shared memory of a child and its worker."""
 
     @property
     def stop_requested(self) -> bool: ...
@@ -95,7 +94,7 @@ class CurrentTask:
 
     @property
     def max_attempts(self) -> int | None:
-        """The highest number an attempt can have; None for a policy without a limit.
+        """The maximum number of attempts, or None for a policy without a limit.
 
         Without a retry policy it is 1, or 4 after the task has raised RetryLater.
         """
@@ -141,23 +140,23 @@ class CurrentTask:
 
     @property
     def good_until(self) -> datetime | None:
-        """The time by which the task had to start, or None if it has no deadline."""
+        """The latest time at which the task could start, or None without a deadline."""
         return _time_of(self._fields[6])
 
     @property
     def started_at(self) -> datetime:
-        """When this attempt began."""
+        """The time at which this attempt started."""
         return datetime.fromtimestamp(self._started, UTC)
 
     @property
     def deadline(self) -> datetime | None:
-        """When the time limit (``timeout_ms``) stops this attempt; None if there is no limit."""
+        """The time at which the time limit (``timeout_ms``) stops this attempt, or None without a limit."""
         timeout_ms = self._attempt.timeout_ms
         return None if timeout_ms is None else self.started_at + timedelta(milliseconds=timeout_ms)
 
     @property
     def slot(self) -> datetime | None:
-        """The slot for which the task's schedule sent it; None for a manual run."""
+        """The slot for which the task's schedule sent it, or None for a manual run."""
         return _time_of(self._fields[7])
 
     @property
@@ -193,11 +192,11 @@ class CurrentTask:
         return page is not None and page.stop_requested
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
-        """Report progress, as often as you like: the worker stores the latest report about three times a
-        second.
+        """Report progress. Calls are cheap: the worker stores only the latest report, about three times
+        a second.
 
-        `done` may exceed `total`; a note is cut after 200 characters. Reports from an attempt that has
-        ended are ignored.
+        `done` may exceed `total`; a note is shortened to 200 characters. Reports from an attempt that
+        has ended are ignored.
 
         Example:
             for position, row in enumerate(rows):
@@ -210,7 +209,8 @@ class CurrentTask:
         try:
             shown = "" if note is None else unmarked(note[:NOTE_CHARACTERS_MAX])
             text = shown.encode(errors="replace")
-            if done - done or (total is not None and total - total):  # infinite, or not a number
+            # The number is infinite or not a number.
+            if done - done or (total is not None and total - total):
                 raise ValueError(f"progress() takes finite numbers, not {done!r} of {total!r}.")
             token = attempt_token(self._attempt.task_id, self._attempt.generation)
             page.write_progress(token, done, _NO_TOTAL if total is None else total, text)
@@ -222,22 +222,24 @@ class CurrentTask:
 
 
 def attempt_token(task_id: str, generation: int) -> int:
-    """Return the number by which a worker recognises the reports of an attempt."""
+    """Return the number that identifies the reports of an attempt for its worker."""
     return zlib.crc32(f"{task_id}/{generation}".encode())
 
 
 def _time_of(text: str) -> datetime | None:
-    """Parse a time written by PostgreSQL; None if there is none, or if Python cannot represent its year."""
+    """Parse a time written by PostgreSQL; return None without a time, or if Python cannot represent its
+    year.
+    """
     try:
         return datetime.fromisoformat(text) if text else None
     except ValueError:
         return None
 
 
-# There is one value per process: most children run one task at a time, and all threads and event loops of
-# that task must find it.
+# One value per process, because most children run one task at a time, and all its threads and event
+# loops must find the task.
 _running: CurrentTask | None = None
-# The task of the running coroutine in an async child, where the process-wide value is not set.
+# The task of the running coroutine in an async child, which does not set the process-wide value.
 _running_here: ContextVar[CurrentTask | None] = ContextVar("horsies_task", default=None)
 
 
@@ -248,12 +250,12 @@ def set_running_task(task: CurrentTask | None) -> None:
 
 
 def set_running_task_here(task: CurrentTask) -> None:
-    """Set the task for the current context: for this coroutine and the coroutines that it starts."""
+    """Set the task for the current context: this coroutine and the coroutines that it starts."""
     _running_here.set(task)
 
 
 def running_task() -> CurrentTask | None:
-    """Return the task that this process or this coroutine is running; None outside tasks."""
+    """Return the task that this process or coroutine is running, or None outside tasks."""
     return _running if _running is not None else _running_here.get()
 
 
@@ -272,7 +274,7 @@ def current_task() -> CurrentTask:
     return task
 
 
-# The tasks of a batch that this process runs in one call; empty for a task that runs alone.
+# The tasks of the batch that this process runs in one call; empty for a task outside a batch.
 _batch: tuple[CurrentTask, ...] = ()
 
 
@@ -301,6 +303,6 @@ def current_batch() -> tuple[CurrentTask, ...]:
 
 
 def inherited_headers() -> Mapping[str, str]:
-    """Return the running task's headers, which its sends inherit; empty outside tasks."""
+    """Return the running task's headers for its sends to inherit, or an empty mapping outside tasks."""
     task = running_task()
     return _NO_HEADERS if task is None else task.headers

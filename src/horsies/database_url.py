@@ -1,8 +1,6 @@
-"""Database URLs: which URLs are accepted, their form for libpq, and the masking of passwords. Also the
-names of schemas.
-
-Every text that may quote an address passes through `mask_url` before it is logged or printed. When in
-doubt `mask_url` hides too much: a host missing from a message is only a nuisance.
+"""Database URLs: the check of their scheme, their form for libpq, and the masking of passwords. Also the
+names of schemas. Every text that may quote an address passes through `mask_url` before it is logged or
+printed. `mask_url` hides too much rather than too little.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _ACCEPTED_SCHEMES = ("postgresql+psycopg://", "postgresql://", "postgres://", EMBEDDED_SCHEME)
 _RENAMED_SCHEMES = ("postgresql+psycopg://", "postgres://")
 
-# A password may contain any character, even a badly encoded one, so the match extends to the last "@" of
-# the word. Two addresses in one word are masked as one, which errs on the safe side. Atomic groups and
-# the look-behind limit the search to one attempt per word; with one attempt per "://", a 195 kB line with
-# 5,000 URLs took 3 s.
+# A password may contain any character, even a badly encoded one, so the match extends to the last
+# "@" of the word. Two addresses in one word are masked together. Atomic groups and the look-behind
+# limit the search to one attempt per word; with one attempt per "://", a 195 kB line with 5,000
+# URLs took 3 s.
 _USERINFO = re.compile(r"(?<!\S)((?>\S*?://)(?>[^\s:]*:))\S*@")
 
-# If a password contains a raw space, its word has no "@". Only PostgreSQL addresses are followed across
-# words, and only if the text after the colon does not look like a port. The search makes one attempt per
-# "@" or line.
+# If a password contains a raw space, its word has no "@". The match continues across words only for
+# PostgreSQL addresses whose text after the colon does not look like a port. The search makes one
+# attempt per "@" or line.
 _USERINFO_WITH_SPACES = re.compile(
     r"""
     (?<![^@\n])
@@ -62,12 +60,13 @@ _PARAMETER = re.compile(
 def mask_url(text: str) -> str:
     """Return the text with every database password in it replaced by `***`.
 
-    Takes a URL, a libpq `key=value` string, or any longer message that quotes one.
+    The text may be a URL, a libpq `key=value` string, or a message that contains them.
 
         >>> mask_url("postgresql://app:s3cret@db:5432/shop")
         'postgresql://app:***@db:5432/shop'
     """
-    # A case-insensitive search takes ten times as long as this check, on every log line.
+    # This check avoids the search on most log lines; a case-insensitive search takes ten times as
+    # long.
     if "passw" in text.casefold():
         text = _PARAMETER.sub(lambda match: f"{match['query'] or match['key']}{MASK}", text)
     if "://" not in text or "@" not in text:
@@ -77,7 +76,7 @@ def mask_url(text: str) -> str:
 
 
 def libpq_url(url: str) -> str:
-    """Return the URL in the form libpq reads: `postgresql+psycopg://` becomes `postgresql://`."""
+    """Return the URL in the form that libpq accepts: `postgresql+psycopg://` becomes `postgresql://`."""
     for scheme in _RENAMED_SCHEMES:
         if url.startswith(scheme):
             return "postgresql://" + url.removeprefix(scheme)
@@ -90,21 +89,22 @@ def is_embedded(url: str) -> bool:
 
 
 def database_name(url: str) -> str:
-    """Return the database name in a URL; empty if the URL leaves the choice to libpq.
+    """Return the database name in a URL, or an empty text if the URL does not name a database.
 
     >>> database_name("postgresql://app@db1,db2/shop?sslmode=require")
     'shop'
     """
-    from urllib.parse import unquote  # needed only to show several databases
+    # Imported here, because only commands for several databases need it.
+    from urllib.parse import unquote
 
     _, _, path = re.split(r"[?#]", url, maxsplit=1)[0].partition("://")
     return unquote(path.rpartition("/")[2]) if "/" in path else ""
 
 
 def url_problem(url: str) -> str | None:
-    """Return one sentence saying why the URL is rejected, or None if its scheme is accepted.
+    """Explain in one sentence why the URL is rejected, or return None if its scheme is accepted.
 
-    The sentence never repeats the URL, because the password may be where the scheme should be.
+    The sentence never repeats the URL, because the password may be in the place of the scheme.
     """
     if url.startswith(_ACCEPTED_SCHEMES):
         return None
@@ -125,7 +125,7 @@ def search_path_in_url(url: str) -> str | None:
     given = _OPTIONS.search(url)
     if given is None:
         return None
-    from urllib.parse import unquote  # few URLs have options
+    from urllib.parse import unquote  # Imported here, because few URLs have options.
 
     return search_path_in_options(unquote(given[1]))
 
@@ -149,11 +149,12 @@ def search_path_in_options(options: str) -> str | None:
 def channel_prefix(schema: str) -> str:
     """Return the prefix of all channels of a schema.
 
-    Apart from the default schema, it is nine bytes long for any name, because a channel name has at most
-    63 bytes.
+    The default schema has its own prefix. Any other prefix has nine bytes, because PostgreSQL limits a
+    channel name to 63 bytes.
     """
     if schema == DEFAULT_SCHEMA:
         return ""
-    from hashlib import sha256  # most processes do not need a digest, and hashlib loads OpenSSL
+    # Imported here, because most processes need no digest, and hashlib loads OpenSSL.
+    from hashlib import sha256
 
     return f"{sha256(schema.encode()).hexdigest()[:8]}_"

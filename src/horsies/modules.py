@@ -1,8 +1,8 @@
 """Imports the user's modules by dotted name or by file, so that each file runs once.
 
-Producers, workers, children and `check` all find tasks through `import_entry`. A module imported by
-path here and by `from tasks import add` elsewhere must be one and the same module; otherwise its tasks
-would exist twice.
+Producers, workers, children and `check` all find tasks through `import_entry`. A file imported here by
+path and elsewhere by `from tasks import add` must be the same module; otherwise its tasks would exist
+twice.
 
 `Deferred` is for modules of horsies that most processes never need.
 """
@@ -44,10 +44,8 @@ _imported_by_path: set[str] = set()
 
 
 class Deferred:
-    """Stands in for a module that is imported when one of its names is first used.
-
-    The module that uses a deferred module imports the real one under ``TYPE_CHECKING``, and creates a
-    ``Deferred`` otherwise.
+    """Represents a module that is imported when one of its names is first used. The using module imports
+    the real module under ``TYPE_CHECKING``, and creates a ``Deferred`` otherwise.
     """
 
     __slots__ = ("_module_name",)
@@ -56,20 +54,20 @@ class Deferred:
         self._module_name = module_name
 
     def __getattr__(self, name: str) -> Any:
-        # The value is not cached, because tests replace module attributes. A lookup takes 0.5 µs.
+        # Do not cache the value, because tests replace module attributes; a lookup takes 0.5 µs.
         return getattr(importlib.import_module(self._module_name), name)
 
 
 class MissingModuleFile(FileNotFoundError):
-    """A module was named by a file that does not exist."""
+    """The file that names a module does not exist."""
 
 
 def expand_module_globs(patterns: Sequence[str], exclude: Sequence[str] | None = None) -> list[str]:
     """Return the absolute paths of the Python files that match the patterns, each once.
 
-    `**` matches directories at any depth. Dotted module names are returned unchanged. Directories, files
-    that do not end in .py and files that do not exist are left out. So are files that match `exclude`, by
-    default test files (`test_*.py`, `*_test.py`, `conftest.py`).
+    `**` matches directories at any depth. Dotted module names are returned unchanged. Left out are
+    directories, missing files, files without the suffix .py, and files that match `exclude`, by default
+    test files (`test_*.py`, `*_test.py`, `conftest.py`).
 
     Example:
         app.discover_tasks(app.expand_module_globs(["shop/**/tasks.py", "billing.tasks"]))
@@ -84,7 +82,8 @@ def expand_module_globs(patterns: Sequence[str], exclude: Sequence[str] | None =
 
 
 def _matching_files(pattern: str, excluded: Sequence[str]) -> Iterator[str]:
-    # A literal path may contain characters that are special in patterns.
+    # An existing path is taken literally, because it may contain characters that are special in
+    # patterns.
     found = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
     for path in map(os.path.abspath, found):
         is_excluded = any(
@@ -98,17 +97,17 @@ def _matching_files(pattern: str, excluded: Sequence[str]) -> Iterator[str]:
 
 
 def names_file(entry: str) -> bool:
-    """Return whether an entry names a file and not a dotted module."""
+    """Return whether an entry names a file instead of a dotted module."""
     return entry.endswith(".py") or "/" in entry or os.sep in entry
 
 
 def import_entry(entry: str) -> ModuleType:
     """Import one module by its dotted name or its file, and return it.
 
-    A file is imported under the name that the rest of the code would use for it: its directory, or the
-    one above its outermost package, is added to `sys.path`. If that name belongs to another module, the
-    file gets another name instead. A file that is already imported is not run again. Raises
-    MissingModuleFile if there is no such file; exceptions raised by the import propagate.
+    A file is imported under the name that other code would use for it: its directory, or the directory
+    above its outermost package, is added to `sys.path`. If that name belongs to another module, the file
+    gets another name instead. An imported file is not run again. Raises MissingModuleFile if the file
+    does not exist; exceptions of the import propagate.
     """
     if not names_file(entry):
         return importlib.import_module(entry)
@@ -120,7 +119,7 @@ def import_entry(entry: str) -> ModuleType:
 
 
 def importing_module() -> str | None:
-    """Return the name of the module whose top-level code is calling this, directly or through functions."""
+    """Return the name of the module whose top-level code makes this call, directly or through functions."""
     frame = inspect.currentframe()
     while frame is not None:
         code = frame.f_code
@@ -138,10 +137,10 @@ def module_of(name: str | None, member: object) -> ModuleType | None:
 
 
 def shared_name(module_name: str) -> str:
-    """Return the name under which all processes import a module; ValueError with the reason if there is
-    no such name.
+    """Return the name under which all processes import a module; raise ValueError with the reason if it
+    has no such name.
 
-    The module that Python was started with gets the name that `import_entry` gives to its file.
+    The main module gets the name that `import_entry` gives to its file.
     """
     module = sys.modules.get(module_name)
     file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
@@ -165,7 +164,9 @@ def _name_of_import(module_name: str, file: str | None) -> str:
         return module_name
     root, name = _natural_name(os.path.abspath(file))
     if name.endswith(f".{module_name}"):
-        return name  # imported from inside its package; when imported by path it has the full name
+        # The file was imported from inside its package; when imported by path, it has the full
+        # name.
+        return name
     if module_name in _imported_by_path and (other := _dotted_name(root, name)):
         raise ValueError(
             f"its file can be imported as {module_name!r} and as {other!r}; name the module instead of "
@@ -175,7 +176,7 @@ def _name_of_import(module_name: str, file: str | None) -> str:
 
 
 def _dotted_name(root: str, name: str) -> str | None:
-    """Return the longer name of a module when one `sys.path` directory lies below another."""
+    """Return the longer module name if one `sys.path` directory is inside another."""
     for entry in map(os.path.abspath, sys.path):
         below = os.path.relpath(root, entry).split(os.sep)
         if entry != root and all(part.isidentifier() for part in below):
@@ -184,7 +185,7 @@ def _dotted_name(root: str, name: str) -> str | None:
 
 
 def import_entries(entries: Sequence[str]) -> list[str]:
-    """Import all entries and return those imported; a missing file is skipped with a warning."""
+    """Import all entries and return the imported modules; skip a missing file with a warning."""
     imported = []
     for entry in entries:
         try:
@@ -197,7 +198,7 @@ def import_entries(entries: Sequence[str]) -> list[str]:
 
 
 def refuse_single_module(modules: Sequence[str]) -> None:
-    """Reject a string where a list of strings is expected: each letter would count as a module."""
+    """Reject a string in place of a list of strings, because each letter would count as a module."""
     if isinstance(modules, str):
         raise ConfigurationError(
             f"discover_tasks takes a list of modules, not the text {modules!r}.",
@@ -207,7 +208,9 @@ def refuse_single_module(modules: Sequence[str]) -> None:
 
 
 def _natural_name(path: str) -> tuple[str, str]:
-    """Return the directory that must be on `sys.path`, and the module's dotted name relative to it."""
+    """Return the directory that must be on `sys.path`, and the module's dotted name relative to the
+    directory.
+    """
     file = Path(path)
     parts = [] if file.name == "__init__.py" else [file.stem]
     root = file.parent
@@ -218,15 +221,15 @@ def _natural_name(path: str) -> tuple[str, str]:
 
 
 def _already_imported(path: str, natural_name: str) -> ModuleType | None:
-    # The main module of a child is the code that started the child, even if the module claims to be
-    # another file.
+    # A child's main module is the code that started the child, even if the module claims another
+    # file.
     is_child = os.environ.get("HORSIES_CHILD_PROCESS") == "1"
     skipped = ("__main__", "__mp_main__") if is_child else ()
     for name in [natural_name, *sys.modules]:
         module = None if name in skipped else sys.modules.get(name)
-        # The object's type decides, because libraries of cffi only claim to be modules.
+        # Check the object's type, because cffi libraries only pretend to be modules.
         if issubclass(type(module), ModuleType):
-            # Accessing an attribute would trigger the import of a lazily loaded module.
+            # Do not access an attribute, because that would import a lazily loaded module.
             file = ModuleType.__getattribute__(module, "__dict__").get("__file__")
             if isinstance(file, str) and _is_same_file(file, path):
                 return module
@@ -234,7 +237,7 @@ def _already_imported(path: str, natural_name: str) -> ModuleType | None:
 
 
 def _is_same_file(one: str, other: str) -> bool:
-    # Names are compared first, which avoids a disk access for hundreds of modules.
+    # Compare the names first, to avoid a disk access for hundreds of modules.
     if os.path.basename(one) != os.path.basename(other):
         return False
     return os.path.realpath(one) == os.path.realpath(other)
@@ -242,11 +245,11 @@ def _is_same_file(one: str, other: str) -> bool:
 
 def _import_file(path: str, root: str, name: str) -> ModuleType:
     top = name.partition(".")[0]
-    # The directory is added in front, as Python does for a script. But a file with the name of a standard
-    # library module must not replace that module.
+    # Add the directory in front, as Python does for a script, unless a file in it would replace a
+    # standard library module.
     _add_to_path(root, first=top not in sys.stdlib_module_names)
-    # Check the outermost package first: a further search imports that package, and it may belong to
-    # another project.
+    # Check the outermost package first, because a further search imports the package, which may
+    # belong to another project.
     is_ours = name == top or _has_origin(top, os.path.join(root, top, "__init__.py"))
     if is_ours and _has_origin(name, path):
         _imported_by_path.add(name)
@@ -263,14 +266,14 @@ def _has_origin(name: str, path: str) -> bool:
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:
-        return False  # the name belongs to a module created in code, without a spec
+        return False  # The name belongs to a module that was created in code, without a spec.
     return spec is not None and spec.origin is not None and _is_same_file(spec.origin, path)
 
 
 def _load_under_own_name(path: str) -> ModuleType:
     file = Path(path)
     stem = file.parent.name if file.name == "__init__.py" else file.stem
-    import hashlib  # loads OpenSSL, which most programs do not need here
+    import hashlib  # Imported here, because it loads OpenSSL, which most programs do not need.
 
     digest = hashlib.sha256(path.encode()).hexdigest()[:8]
     name = f"{_OWN_NAME_PREFIX}{digest}_{re.sub(r'[^A-Za-z0-9_]', '_', stem)}"
@@ -307,7 +310,7 @@ _CIRCULAR_HELP = (
 def import_problem(entry: str, error: BaseException) -> HorsiesError:
     """Return the error for a failed import: HRS-206, or HRS-210 if the module's code raised.
 
-    A HorsiesError is returned unchanged. The original exception stays attached as the cause, for its
+    A HorsiesError is returned unchanged. The original exception is attached as the cause, for its
     traceback.
     """
     if isinstance(error, HorsiesError):
@@ -342,7 +345,7 @@ def _describe_failure(entry: str, error: BaseException) -> HorsiesError:
 
 
 def _describe_raised(entry: str, error: BaseException) -> HorsiesError:
-    # The text of a syntax error repeats the file and line, which the report already shows.
+    # Omit the text of a syntax error, because it repeats the file and line of the report.
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     first, *rest = mask_url(text).strip().splitlines() or [""]
     what = f"{type(error).__name__}: {first}" if first else type(error).__name__
@@ -366,7 +369,7 @@ def failure_at(
     notes: Sequence[str] = (),
     help_text: str | None = None,
 ) -> ConfigurationError:
-    """Build an error with this location, or without one, but never with the caller's line."""
+    """Create an error with this location or without one, but never with the caller's line."""
     error = ConfigurationError(message, code=code, notes=notes, help_text=help_text)
     error.location = location
     return error
@@ -385,7 +388,7 @@ def _user_location(error: BaseException) -> SourceLocation | None:
     if not frames:
         return None
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_DIRECTORIES)]
-    # An installed project is located among the libraries; in that case the outermost line is the module's
-    # own.
+    # The lines of an installed project look like library lines; in that case, return the module's
+    # own line, the outermost one.
     frame = own[-1] if own else frames[0]
     return SourceLocation(frame.filename, frame.lineno or 1, frame.name)

@@ -1,7 +1,7 @@
 """Task statistics, and the types used by an application's queries: ``app.tasks_where``,
 ``app.runs_where`` and their pages, and ``app.explain``.
 
-They are in a separate module, because programs that only define and send tasks do not need them.
+Programs that only define and send tasks need not import this module.
 
 Example:
     from horsies.monitoring import TaskPage

@@ -1,5 +1,5 @@
-"""Park requests: what a run of a durable function waits for, as its child passes it to the worker that
-parks the run.
+"""Park requests: the events that a run of a durable function waits for, passed from its child to the
+worker that parks the run.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-# Ten years. A wait without a limit is stored without a time.
+# Ten years: a longer wait is stored as a wait without a limit.
 _SECONDS_MAX = 10 * 366 * 86_400
 
 
@@ -15,9 +15,9 @@ class ParkRequest(NamedTuple):
     """The events that a run waits for: a time, a signal or the end of a child. The first event wakes the
     run.
 
-    A run with a ``problem`` is held until an operator resumes it. ``cancelled`` is the sentence for a run
-    that has done its clean-up and ends as CANCELLED. With ``args`` and ``kwargs``, which are JSON texts,
-    the run continues immediately with these arguments and an empty record.
+    A run with a ``problem`` is held until an operator resumes it. ``cancelled`` is the message of a run
+    that has finished its clean-up and ends as CANCELLED. With ``args`` and ``kwargs``, which are JSON
+    texts, the run continues immediately with these arguments and an empty record.
     """
 
     seconds: float | None = None
@@ -35,7 +35,7 @@ class ParkRequest(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str) -> ParkRequest:
-        """Read the request in the report of a child; ValueError if it is malformed."""
+        """Parse the request in a child's report; raise ValueError if it is malformed."""
         try:
             fields: dict[str, Any] = json.loads(text)
             seconds, problem = fields.pop("seconds", None), fields.pop("problem", None)

@@ -11,8 +11,8 @@ TABLE_STORE = "table"
 class TableStore:
     """Keeps large payload in a separate table, ``horsies_payloads``.
 
-    No other server is needed. The rows of tasks stay small, and a task's payload is read only in the
-    child that runs the task.
+    It needs no other server. The rows of tasks stay small, and only the child that runs a task reads its
+    payload.
 
     Example:
         broker = PostgresConfig.from_env(store=TableStore(), store_above_bytes=50_000)
@@ -29,8 +29,8 @@ class PayloadStore(Protocol):
     """Keeps large payload outside the database. ``S3Store`` is built in; write your own for another store.
 
     Its methods are called in producers, workers and their children, from several threads. An exception
-    means that the store does not answer: a send fails and can be repeated, and workers repeat their
-    requests until the store answers. Logs and errors contain the message of the exception, so keep
+    means that the store does not respond: a send fails and can be repeated, and workers repeat their
+    requests until the store responds. Logs and errors contain the message of the exception, so keep
     secrets out of the message.
 
     Example:
@@ -51,13 +51,13 @@ class PayloadStore(Protocol):
 
     @property
     def store_id(self) -> str:
-        """The name of the store, as references contain it: 1 to 31 letters, digits, ``-``, ``_`` or ``.``."""
+        """The name of the store in references: 1 to 31 letters, digits, ``-``, ``_`` or ``.``."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep an object under this name, a UUID that is never used again."""
+        """Store an object under this name, a UUID that is never used again."""
 
     def get(self, name: str) -> bytes | None:
-        """Return an object; None if there is no object with this name."""
+        """Return an object, or None if no object has this name."""
 
     def delete(self, names: Collection[str]) -> None:
         """Delete objects; names without an object are ignored."""

@@ -19,18 +19,18 @@ F = TypeVar("F")
 T_co = TypeVar("T_co", covariant=True)
 E_co = TypeVar("E_co", covariant=True)
 
-# Ok and Err declare their slots themselves: with dataclass(slots=True), setting an attribute that does
-# not exist raises a TypeError from super() instead of an AttributeError. That is why they need
+# Ok and Err declare their slots themselves, because with dataclass(slots=True), setting an unknown
+# attribute raises a TypeError from super() instead of an AttributeError. They therefore need
 # __reduce__ for copy and pickle.
 
 
 if TYPE_CHECKING:
-    _Side: TypeAlias = type  # type checkers narrow types only if isinstance is not overridden
+    _Side: TypeAlias = type  # Type checkers narrow types only if isinstance is not overridden.
 else:
 
     class _Side(type):
-        """The metaclass of Ok and Err: a TaskResult is neither, and would fall through both cases of a
-        match.
+        """The metaclass of Ok and Err, which rejects matching a TaskResult: it is neither, and would
+        fall through both cases.
         """
 
         def __instancecheck__(cls, instance):
@@ -70,7 +70,7 @@ class Ok(Generic[T_co], metaclass=_Side):
     def __bool__(self) -> NoReturn:
         raise _no_truth(self)
 
-    if not TYPE_CHECKING:  # a type checker would accept every name
+    if not TYPE_CHECKING:  # With this method, a type checker would accept every name.
 
         def __getattr__(self, name: str) -> NoReturn:
             raise _no_attribute(self, name, "unwrap")
@@ -236,7 +236,7 @@ class Err(Generic[E_co], metaclass=_Side):
         return function(self.value)
 
     def unwrap_or_raise(self, exception_type: Callable[[E_co], BaseException]) -> NoReturn:
-        """Raise the exception made from the error."""
+        """Raise the exception that the function returns for the error."""
         raise exception_type(self.value)
 
     def expect(self, message: str) -> NoReturn:
@@ -337,8 +337,8 @@ def _not_this_side(result: Result[Any, Any], member: str) -> UnwrapError:
 
 
 def _unwrap_error(result: Result[Any, Any], message: str) -> UnwrapError:
-    # The value of a success may be the user's data, so only its type is shown. An error is meant to be
-    # read.
+    # Show only the type of a success's value, which may be the user's data; an error is meant to be
+    # shown.
     inner = result.value
     shown = repr(inner) if isinstance(result, Err) else type(inner).__name__
     error = UnwrapError(result, f"{message}: {shown}")

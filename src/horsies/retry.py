@@ -1,9 +1,8 @@
-"""Retries: which failures are retried, and how long to wait.
-
-Everything here is pure. The producer stores the policy with the task; exception classes are stored by
-name. `decide_retry` decides from that snapshot and from the exception's class names, which the child
-reports, so a new deployment never changes tasks that are already queued. `Backoff` computes the waits of
-workers and schedulers while the database is unavailable.
+"""Pure functions that decide which failures are retried, and how long to wait. The producer stores the
+policy with the task; exception classes are stored by name. `decide_retry` decides from that snapshot and
+from the exception's class names, which the child reports, so a new deployment never changes tasks that
+are already queued. `Backoff` computes the waits of workers and schedulers while the database is
+unavailable.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ ExceptionMapper: TypeAlias = dict[type[BaseException], str]
 """Exception classes with the error codes that replace them; a class covers its subclasses."""
 RetryRule: TypeAlias = BuiltInTaskCode | str | type[BaseException]
 
-# How often a task without a policy may raise RetryLater; equal to the default of max_retries.
+# How many times a task without a policy may raise RetryLater, equal to the default of max_retries.
 RETRIES_WITHOUT_POLICY = 3
 MIN_INTERVAL_SECONDS = 0.001
 MAX_INTERVAL_SECONDS = 86_400
 DEFAULT_INTERVALS = (60, 300, 900)
-# Possible ends of a stored reason why a failure was not retried; operators read them like codes.
+# The possible endings of a stored reason against a retry; operators use them like codes.
 NOT_LISTED = "listed in auto_retry_for"
 LIMIT_REACHED = "is reached"
 IN_A_STEP = "in the policy of the step, ctx.with_options(retry=...)"
@@ -113,15 +112,15 @@ class RetryPolicy(FrozenModel):
 
     intervals: Intervals = Field(default_factory=lambda: list(DEFAULT_INTERVALS), min_length=1)
     """Seconds to wait, each from 0.001 to 86,400 (a day). The fixed strategy needs one entry per retry;
-    the exponential strategy needs exactly one entry, the base. Defaults to 60, 300, 900.
+    the exponential strategy needs one entry, the base. Defaults to 60, 300, 900.
     """
 
     max_delay_seconds: Annotated[
         float | None, Field(ge=MIN_INTERVAL_SECONDS, le=LONGEST_DELAY_SECONDS)
     ] = None
-    """The longest wait in seconds, including jitter: from 0.001 to 31,536,000 (a year). If it is not set,
-    the limit is a year. With jitter, waits that reach the limit vary between four fifths of it and the
-    full value. Defaults to None.
+    """The maximum wait in seconds, including jitter: from 0.001 to 31,536,000 (a year). With None, the
+    limit is a year. With jitter, a wait at the limit varies between four fifths of the limit and the
+    limit. Defaults to None.
     """
 
     backoff_strategy: Literal["fixed", "exponential"] = "fixed"
@@ -210,18 +209,16 @@ class RetryPolicy(FrozenModel):
             "backoff_strategy": self.backoff_strategy,
             "jitter": self.jitter,
         }
-        # Omitted if it is not set, because a worker of an earlier release can read a policy in full only
-        # if it has no unknown keys.
+        # Omit an unset value, because a worker of an earlier release can read a policy in full only
+        # without unknown keys.
         if self.max_delay_seconds is not None:
             stored["max_delay_seconds"] = self.max_delay_seconds
         return stored
 
     @classmethod
     def from_json(cls, data: object) -> Self | None:
-        """Read a stored snapshot; never raises.
-
-        A damaged part falls back to its default. If the list of codes cannot be read, nothing can be
-        retried and the result is None.
+        """Parse a stored snapshot; never raises. A damaged field gets its default. If the list of codes
+        is unreadable, no failure can be retried and the result is None.
         """
         try:
             return cls.model_validate(data)
@@ -292,7 +289,7 @@ def _is_seconds(value: object, largest: int) -> TypeIs[float]:
 
 
 def policy_from_options(text: str | None) -> RetryPolicy | None:
-    """Return the policy in a stored `task_options` text; None if there is none or it is unreadable."""
+    """Return the policy in a stored `task_options` text, or None if it is missing or unreadable."""
     try:
         options = json.loads(text or "null")
     except (ValueError, RecursionError):
@@ -307,13 +304,13 @@ def delay_seconds(
 ) -> float:
     """Return the seconds to wait before this retry, 1 being the first.
 
-    Jitter only lengthens a wait, and by less than the next doubling adds, so exponential waits grow until
-    they reach the longest wait. The wait before jitter is capped below the longest wait, which leaves
-    room for the jitter.
+    Jitter lengthens a wait by less than the next doubling, so exponential waits grow until they reach
+    the maximum. The wait before jitter is limited to less than the maximum, to leave a range for the
+    jitter.
     """
     number = max(retry_number, 1)
     if policy.backoff_strategy == "exponential":
-        # 2^64 milliseconds exceed the longest wait, and the number must not overflow.
+        # 2^64 milliseconds exceed the maximum wait; a larger exponent could overflow.
         delay = math.ldexp(policy.intervals[0], min(number - 1, 64))
     else:
         delay = policy.intervals[min(number, len(policy.intervals)) - 1]
@@ -328,8 +325,8 @@ def class_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-# A retry of the run does not help after this exception: the next attempt would find the same recorded
-# failure.
+# A retry of the run is pointless after this exception, because the next attempt would find the same
+# recorded failure.
 _STEP_FAILED = class_name(StepFailed)
 
 
@@ -344,8 +341,8 @@ def rule_text(rule: RetryRule) -> str:
 
 
 class RetryDecision(NamedTuple):
-    """The decision about a failed attempt: after how many seconds it is retried (None if the failure is
-    final), which rule decided this, and how many retries that rule allows.
+    """The decision about a failed attempt: the delay of the retry in seconds (None if the failure is
+    final), the rule that decided, and the number of retries that the rule allows.
     """
 
     delay_seconds: float | None
@@ -363,7 +360,7 @@ def decide_retry(
     retry_after: float | None = None,
     random: Callable[[], float] = random_module.random,
 ) -> RetryDecision:
-    """Decide whether a failed attempt is retried, and why.
+    """Decide whether a failed attempt is retried, and return the reason.
 
     `retry_count` is the number of retries already made; `max_retries` is the row's limit, which is 0
     without a policy. `retry_after` is the delay of a RetryLater in seconds.
@@ -387,8 +384,8 @@ def decide_retry(
 
 
 def limit_after_return(task_options: str | None, max_retries: int) -> int:
-    """Return the row's limit after a stopping worker has returned the task to its queue: it is raised by
-    one, so that the return uses up no retry.
+    """Return the row's limit after a stopping worker has returned the task to its queue: one more, so
+    that the return uses up no retry.
     """
     policy = policy_from_options(task_options) if max_retries > 0 else None
     return _limit(policy, max_retries) + 1
@@ -409,7 +406,7 @@ def _matching_rule(policy: RetryPolicy, error_code: str | None, names: Sequence[
     rules = [rule_text(rule) for rule in policy.auto_retry_for]
     if error_code is not None and error_code in rules:
         return f"code {column_code(error_code_text(error_code))}"
-    # If a program is run as a script, the classes that it defines are stored under this module name.
+    # Classes defined in a program that is run as a script are stored under this module name.
     scripts = tuple(rule.removeprefix(_MAIN) for rule in rules if rule.startswith(f"{_MAIN}."))
     return next((name for name in names if name in rules or name.endswith(scripts)), None)
 
@@ -427,7 +424,7 @@ def _unlisted(error_code: str | None, names: Sequence[str]) -> str:
 
 @dataclass(slots=True)
 class Backoff:
-    """Computes the waits between attempts to reach the database: initial x 2^k with +-25 % jitter, at
+    """Computes the waits between attempts to reach the database: initial x 2^k with ±25 % jitter, at
     most `max_ms`.
 
     `max_attempts` is the number of retries after the first failure; 0 means no limit.
@@ -443,14 +440,15 @@ class Backoff:
         """Count one failure; return the seconds to wait, or None if no retries are left."""
         if self.max_attempts and self.attempts >= self.max_attempts:
             return None
-        # At 2^32, every initial value has reached its cap; the number must not keep growing for days.
+        # At 2^32, every initial value has reached its maximum; the number must not keep growing for
+        # days.
         delay_ms = min(self.initial_ms << min(self.attempts, 32), self.max_ms)
         self.attempts += 1
-        # The maximum applies after the jitter; otherwise a long wait would have no jitter.
+        # Apply the maximum after the jitter; otherwise all long waits would be equal.
         shortest_ms = delay_ms * (1 - _JITTER)
         longest_ms = min(delay_ms * (1 + _JITTER), self.max_ms)
         return max((shortest_ms + (longest_ms - shortest_ms) * self.random()) / 1000, 0.1)
 
     def reset(self) -> None:
-        """Start over after a success."""
+        """Reset the count of failures after a success."""
         self.attempts = 0

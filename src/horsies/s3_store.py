@@ -1,6 +1,4 @@
-"""S3Store: keeps large payload in a bucket of Amazon S3, or of a server with the same interface, by means
-of boto3.
-"""
+"""S3Store: keeps large payload in a bucket of Amazon S3 or a compatible server, with boto3."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ T = TypeVar("T")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"([A-Za-z0-9_.-]+/){0,20}")
 _PREFIX_CHARACTERS_MAX = 200
-# The limits are short, because a send waits for the store, and so does a person who views a task.
+# The limits are short, because a send waits for the store, and so does the viewer of a task.
 _CONNECT_SECONDS, _READ_SECONDS = 3, 20
 _TRIES = 2
 _LOGGERS = ("boto3", "botocore")
@@ -51,15 +49,13 @@ class S3Store:
         self._endpoint_url = _checked_endpoint(endpoint_url)
         self._region = region
         self._store_id = store_id
-        # By process id, because a forked process must not use its parent's connections.
+        # Clients by process id, because a forked process must not use its parent's connections.
         self._clients: dict[int, Any] = {}
         _import_boto3()
 
     @property
     def store_id(self) -> str:
-        """The name of the store, as references contain it; give each bucket of an application a different
-        name.
-        """
+        """The name of the store in references; give each bucket of an application a different name."""
         return self._store_id
 
     def put(self, name: str, data: bytes) -> None:
@@ -70,7 +66,7 @@ class S3Store:
         )
 
     def get(self, name: str) -> bytes | None:
-        """Read an object; None if there is no object with this name."""
+        """Read an object; return None if no object has this name."""
         client = self._client()
 
         def read() -> bytes:
@@ -106,8 +102,8 @@ class S3Store:
             read_timeout=_READ_SECONDS,
             retries={"total_max_attempts": _TRIES, "mode": "standard"},
             s3={"addressing_style": "path" if self._endpoint_url else "auto"},
-            # Checksums are not needed: references contain a digest, and not all servers support Amazon's
-            # checksums.
+            # Checksums are unnecessary, because references contain a digest, and not all servers
+            # support Amazon's checksums.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
@@ -118,8 +114,8 @@ class S3Store:
         return client
 
     def _request(self, send: Callable[[], T]) -> T | None:
-        """Send a request and return its answer; None if there is no such object. A failure is raised as a
-        new exception without its chain of causes, which would contain the request.
+        """Send a request and return its response, or None if the object does not exist. A failure is
+        raised as a new exception without its chain of causes, which would contain the request.
         """
         try:
             return send()
@@ -132,7 +128,7 @@ class S3Store:
 class _OneHost:
     """Refuses requests to a different host than the first request.
 
-    A server may answer with a redirect, which boto3 would follow and thereby send the payload elsewhere.
+    A server may respond with a redirect, and boto3 would follow it and send the payload to another host.
     """
 
     def __init__(self) -> None:
@@ -151,7 +147,9 @@ class RedirectRefused(Exception):
 
 
 def _problem(error: Exception) -> str | None:
-    """Describe an error without quoting the request; None if the error means that there is no such object."""
+    """Describe an error without quoting the request; return None if the error means that the object does
+    not exist.
+    """
     if isinstance(error, RedirectRefused):
         return "the server redirects to another host; correct region or endpoint_url"
     response = getattr(error, "response", None)  # of a ClientError

@@ -32,7 +32,7 @@ class TaskStatus(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a task in this status has ended, so that its status never changes again."""
+        """Whether a task in this status has ended, so that its status no longer changes."""
         return self in TASK_TERMINAL_STATES
 
 
@@ -59,9 +59,9 @@ class SignalDelivery(StrEnum):
     """
 
     DELIVERED = "delivered"
-    """A node was waiting and has received the value."""
+    """A waiting node has received the value."""
     STORED = "stored"
-    """The value is stored for a node that will wait for it later."""
+    """The value is stored for a node that will wait for it."""
 
 
 class WorkflowStatus(StrEnum):

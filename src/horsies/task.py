@@ -1,7 +1,7 @@
 """TaskFunction: the public object that ``@app.task`` turns a function into.
 
-Thin and fully typed: the type checker checks arguments against the decorated function's signature,
-and ``tasks/request.py`` checks them again at run time before anything is stored.
+A type checker checks the arguments against the decorated function's signature, and ``tasks/request.py``
+checks them again at run time before anything is stored.
 """
 
 from __future__ import annotations
@@ -59,12 +59,13 @@ else:
 P = ParamSpec("P")
 T = TypeVar("T")
 Item = TypeVar("Item")
-# The return type of a direct call. Annotations can omit it: TaskFunction[P, T] fits every task.
+# The return type of a direct call. Annotations can omit it, because TaskFunction[P, T] fits every
+# task.
 R_co = typing_extensions.TypeVar("R_co", covariant=True, default=Any)
 
 
 class TaskSendFailed(Exception):
-    """``enqueue`` stored no task; ``error`` is the TaskSendError that ``send`` returns instead."""
+    """``enqueue`` stored no task; ``error`` is the same TaskSendError that ``send`` would return."""
 
     def __init__(self, error: TaskSendError) -> None:
         super().__init__(error)
@@ -77,8 +78,8 @@ class TaskSendFailed(Exception):
 class TaskDecorator(Protocol):
     """The type of ``@app.task(...)``: it keeps the parameters and adds a typed send."""
 
-    # A coroutine that returns a TaskResult fits the third overload too; the first overload that fits is
-    # used.
+    # A coroutine that returns a TaskResult also fits the third overload; the first fitting overload
+    # is used.
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Awaitable[TaskResult[T, TaskError]]], /
@@ -96,7 +97,9 @@ class TaskDecorator(Protocol):
 
 
 class BatchDecorator(Protocol):
-    """The type of ``@app.task(batch=...)``: the function takes a list of items, and a send takes one."""
+    """The type of ``@app.task(batch=...)``: the function takes a list of items, and a send takes one
+    item.
+    """
 
     @overload
     def __call__(  # type: ignore[overload-overlap]
@@ -152,7 +155,7 @@ class DurableDecorator(Protocol):
 
 
 class TaskSendOptions(Generic[P, T]):
-    """A task with send options attached, made by ``task.with_options(...)``."""
+    """A task with send options, created by ``task.with_options(...)``."""
 
     def __init__(
         self, producer: Producer, definition: TaskDefinition, options: SendOptions
@@ -205,9 +208,9 @@ class TaskSendOptions(Generic[P, T]):
     def send_many(self, calls: Iterable[TaskCall[T]]) -> TaskSendResult[Any]:
         """Store many tasks in one transaction: all of them, or none.
 
-        The calls are read in chunks while earlier chunks are stored. For a list of calls, the result is a
-        list of handles. For a generator, perhaps of a million calls, it is a sequence that creates each
-        handle on access.
+        The calls are read in chunks while earlier chunks are stored. For a list of calls, the result is
+        a list of handles. For a generator, the result is a sequence that creates each handle on access,
+        so a million calls need little memory.
 
         Example:
             handles = add.send_many(add.bind(n, n) for n in range(1000)).unwrap()
@@ -234,7 +237,7 @@ def handle_of(sent: TaskSendResult[TaskHandle[T]]) -> TaskHandle[T]:
     return sent.value
 
 
-# Names that other task queues use for a send.
+# Names of a send in other task queues.
 _OTHER_SENDS = {
     "delay": "send(...)",
     "apply_async": "with_options(...).send(...)",
@@ -261,8 +264,8 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
 
     def __init__(self, producer: Producer, definition: TaskDefinition) -> None:
         super().__init__(producer, definition, NO_OPTIONS)
-        # Set only in this class: a workflow node takes any object with a definition for its task, and
-        # would ignore the options of a TaskSendOptions.
+        # Set only in this class: a workflow node accepts any object with a definition as its task,
+        # and would ignore the options of a TaskSendOptions.
         self.definition = definition
         self.__name__ = definition.function.__name__
         self.__doc__ = definition.function.__doc__
@@ -270,7 +273,7 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
     def __repr__(self) -> str:
         return f"TaskFunction({self.definition.name!r})"
 
-    if not TYPE_CHECKING:  # type checkers reject these names anyway
+    if not TYPE_CHECKING:  # Type checkers reject these names anyway.
 
         def __getattr__(self, name: str) -> Never:
             hint = _OTHER_SENDS.get(name)
@@ -326,7 +329,7 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The decorated function itself; calling it involves no checks."""
+        """The decorated function itself, whose calls are not checked."""
         batch = self.definition.batch
         return self.definition.function if batch is None else batch.function
 
@@ -392,14 +395,14 @@ AnyTask = TaskFunction[Any, Any]
 
 
 def register(tasks: dict[str, AnyTask], producer: Producer, definition: TaskDefinition) -> AnyTask:
-    """Add a task to an application's tasks, and return it; a second task with the same name is an error."""
+    """Add a task to an application's tasks and return it; raise an error if its name is already used."""
     known = tasks.get(definition.name)
     if known is None:
         tasks[definition.name] = TaskFunction(producer, definition)
         return tasks[definition.name]
     first, second = known.definition.location, definition.location
     if first is not None and first == second and not first.file.startswith("<"):
-        return known  # the module was imported again
+        return known  # The module was imported again.
     raise name_used_twice(definition, first)
 
 

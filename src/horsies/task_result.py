@@ -1,7 +1,7 @@
 """TaskResult, the outcome of a task: a value or a TaskError.
 
-Error codes come from the four built-in families in `error_codes` or from the user. The built-in names
-are reserved, so that a stored code shows whether the library or the task set it.
+Error codes are built-in members from `error_codes` or the user's own. Built-in names are reserved, so
+that a stored code shows whether the library or the task set it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ from horsies.states import WorkflowStatus
 _MESSAGE_CHARACTERS_MAX = 4_000
 _TRACEBACK_CHARACTERS_MAX = 16_000
 _SHOWN_CHARACTERS_MAX = 200
-# This limits the cost as well as the text: a list of a million items is not printed in full only to be
-# cut.
+# The limit saves time as well as space: a list of a million items is never formatted in full.
 _shortened = reprlib.Repr()
 _shortened.maxlist = _shortened.maxtuple = _shortened.maxset = _shortened.maxdict = 10
 _shortened.maxstring = _shortened.maxother = _shortened.maxlong = _SHOWN_CHARACTERS_MAX
@@ -54,12 +53,12 @@ def storable_text(text: str) -> str:
 
 
 def exception_text(exception: BaseException) -> str:
-    """Return an exception's message as storable text of bounded size; never raises."""
+    """Return an exception's message as storable text of limited length; never raises."""
     return _text_or(lambda: str(exception), "<unprintable>")
 
 
 def describe_exception(exception: BaseException) -> dict[str, str]:
-    """Return an exception as JSON-ready text of bounded size; never raises."""
+    """Return an exception as JSON-ready text of limited length; never raises."""
     return {
         "type": _text_or(lambda: type(exception).__name__, "<unknown type>"),
         "message": exception_text(exception),
@@ -72,8 +71,8 @@ def describe_exception(exception: BaseException) -> dict[str, str]:
 
 
 def _text_or(make: Callable[[], str], fallback: str, limit: int = _MESSAGE_CHARACTERS_MAX) -> str:
-    # User code such as __str__ runs here and may raise any exception; the task's failure must be reported
-    # all the same.
+    # User code such as __str__ may raise any exception here; the task's failure must be reported
+    # anyway.
     try:
         text = storable_text(make())
         half = limit // 2
@@ -86,7 +85,7 @@ def _text_or(make: Callable[[], str], fallback: str, limit: int = _MESSAGE_CHARA
 
 
 def json_object(value: Any) -> dict[str, Any]:
-    """Return one of this package's objects as plain JSON values: times as text, codes by name."""
+    """Return an object of this package as plain JSON values: times as text, codes by name."""
     written: dict[str, Any] = to_jsonable_python(value, bytes_mode="base64", fallback=_as_plain)
     return written
 
@@ -155,8 +154,8 @@ _ExceptionField = Annotated[
 class TaskError(BaseModel):
     """The reason why a task failed.
 
-    `error_code` is a built-in member or your own name. An exception object stays an object in this
-    process; when it is stored, it becomes its type name, message and traceback text.
+    `error_code` is a built-in member or your own name. In this process, the exception is an object; it
+    is stored as its type name, message and traceback text.
 
     Example:
         return TaskResult(err=TaskError(error_code="CARD_DECLINED", message="the bank said no"))
@@ -167,21 +166,21 @@ class TaskError(BaseModel):
     )
 
     error_code: _CodeField = None
-    """A member of the built-in codes, or your own upper case name."""
+    """A built-in member, or your own upper-case name."""
     message: str | None = None
     """A sentence for people."""
     data: Any = None
-    """Any value that can be written as JSON."""
+    """Any value that JSON can represent."""
     exception: _ExceptionField = None
-    """The exception behind the error; once stored, its type name, message and traceback."""
+    """The exception that caused the error; its stored form has the type name, message and traceback."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the error as plain JSON values; even a built-in code becomes plain text."""
+        """Return the error as plain JSON values; a built-in code becomes plain text."""
         return json_object(dict(self)) | {"error_code": error_code_text(self.error_code)}
 
     def __repr_args__(self) -> Iterator[tuple[str, str | None]]:
-        # pydantic prints through this method. Data may contain task arguments, so only the type of the
-        # data is shown.
+        # Pydantic prints through this method. Show only the type of the data, because it may
+        # contain task arguments.
         message, limit = self.message, _SHOWN_CHARACTERS_MAX
         if message is not None and len(message) > limit:
             message = f"{message[:limit]}..."
@@ -189,14 +188,14 @@ class TaskError(BaseModel):
         yield "message", message
         if self.data is not None:
             yield "data_type", type(self.data).__name__
-        if isinstance(self.exception, dict):  # as it was stored
+        if isinstance(self.exception, dict):  # The error in its stored form.
             yield "exception_type", self.exception.get("type")
         elif self.exception is not None:
             yield "exception_type", type(self.exception).__name__
 
 
 class SubWorkflowSummary(BaseModel, Generic[T]):
-    """How a child run ended: its status, its output, and its node counts."""
+    """The outcome of a child run: its status, its output, and its node counts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -216,7 +215,7 @@ class SubWorkflowSummary(BaseModel, Generic[T]):
     """The error of the run as one line, or None."""
 
     def __repr_args__(self) -> Iterator[tuple[str, object]]:
-        # Not shown in full: the output may contain any value that a task has returned.
+        # Do not show the output, because it may contain any value that a task has returned.
         for name in type(self).model_fields:
             if name != "output":
                 yield name, getattr(self, name)
@@ -228,11 +227,11 @@ class SubWorkflowError(TaskError):
     sub_workflow_id: str | None = None
     """The id of the child run."""
     sub_workflow_summary: SubWorkflowSummary[Any] | None = None
-    """How the child run ended."""
+    """The outcome of the child run."""
 
 
 class _Missing(Enum):
-    """Marks the absent side, because None is a valid value on both sides."""
+    """Marks the missing part of a TaskResult, because None is a valid value and error."""
 
     MISSING = "missing"
 
@@ -251,7 +250,7 @@ class TaskResult(Generic[T_co, E_co]):
 
     __slots__ = ("_err", "_ok")
 
-    # Lets Ok and Err, whose module is below this one, recognize a TaskResult.
+    # Marks a TaskResult for Ok and Err, whose module must not import this module.
     holds_outcome: ClassVar[bool] = True
     """Always true: it distinguishes a task's result from ``Ok`` and ``Err``."""
 
@@ -295,8 +294,8 @@ class TaskResult(Generic[T_co, E_co]):
 
     @property
     def ok_value(self) -> T_co:
-        """The value; ValueError if the task failed, caused by the exception of a direct call if there
-        is one.
+        """The value. Raises ValueError if the task failed, with the exception of a direct call as its
+        cause, if any.
         """
         if self._ok is _MISSING:
             raised = self._err.exception if isinstance(self._err, TaskError) else None
@@ -306,18 +305,18 @@ class TaskResult(Generic[T_co, E_co]):
 
     @property
     def err_value(self) -> E_co:
-        """The error; ValueError if the task succeeded."""
+        """The error. Raises ValueError if the task succeeded."""
         if self._err is _MISSING:
-            # The value is not shown, because an exception's message may be logged.
+            # Do not show the value, because an exception's message may be logged.
             raise ValueError(f"a successful task has no error: ok=<{type(self._ok).__name__}>")
         return self._err
 
     def unwrap(self) -> T_co:
-        """Return the value; ValueError if the task failed."""
+        """Return the value; raise ValueError if the task failed."""
         return self.ok_value
 
     def unwrap_err(self) -> E_co:
-        """Return the error; ValueError if the task succeeded."""
+        """Return the error; raise ValueError if the task succeeded."""
         return self.err_value
 
     def to_dict(self) -> dict[str, Any]:
@@ -328,7 +327,7 @@ class TaskResult(Generic[T_co, E_co]):
         return {"err": err.to_dict() if isinstance(err, TaskError) else json_object({"": err})[""]}
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        # Iterates over pairs as pydantic models do, because encoders without a schema call dict().
+        # Iterate over pairs as pydantic models do, because encoders without a schema call dict().
         return iter(_sides(self).items())
 
     def __eq__(self, other: object) -> bool:
@@ -363,9 +362,9 @@ class TaskResult(Generic[T_co, E_co]):
         ok, err = handler.generate_schema(ok_type), handler.generate_schema(err_type)
         if err_type is not TaskError:
             return _result_schema(_sides_schema(ok, err), _sides_schema(ok, err))
-        # A failed sub-workflow's error may be passed wherever a plain TaskError is declared. The object
-        # is also a TaskError, so for Python objects this class is tried first. Its stored text differs
-        # from that of a TaskError, so for JSON this class is tried second.
+        # A failed sub-workflow's error may be passed where a plain TaskError is declared. For
+        # Python objects this class is tried first, because the object is also a TaskError. For JSON
+        # this class is tried second, because its stored text differs.
         child = handler.generate_schema(SubWorkflowError)
         adopted = core_schema.no_info_after_validator_function(
             adopted_error, core_schema.any_schema()
@@ -385,9 +384,8 @@ def _from_sides(sides: dict[str, Any]) -> TaskResult[Any, Any]:
 
 
 def adopted_error(stored: Any) -> TaskError:
-    """Return a stored error of an unknown type as the data of a TaskError.
-
-    Its code and message are copied from the fields of those names if they exist.
+    """Return a TaskError with a stored error of an unknown type as its data. The code and the message
+    are copied from fields with these names, if any.
     """
     fields = stored if isinstance(stored, dict) else {}
     try:
@@ -412,7 +410,7 @@ def _sides_schema(ok: CoreSchema, err: CoreSchema) -> CoreSchema:
 
 
 def _result_schema(live_sides: CoreSchema, stored_sides: CoreSchema) -> CoreSchema:
-    """Describe a result as it is stored on its own: an object with either "ok" or "err"."""
+    """Describe the stored form of a result: an object with either "ok" or "err"."""
     live = core_schema.chain_schema(
         [
             core_schema.is_instance_schema(TaskResult),
@@ -420,7 +418,7 @@ def _result_schema(live_sides: CoreSchema, stored_sides: CoreSchema) -> CoreSche
             live_sides,
         ]
     )
-    # In lax mode, which web frameworks use, a dictionary is accepted as well. Codecs are strict.
+    # In lax mode, which web frameworks use, accept a dictionary too; codecs are strict.
     from_python = core_schema.lax_or_strict_schema(_first_of(live, stored_sides), live)
     return core_schema.no_info_after_validator_function(
         _from_sides,

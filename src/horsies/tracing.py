@@ -1,9 +1,7 @@
-"""OpenTelemetry spans: one for every send and start, for every attempt, and for every call of a step.
-
-The context of a send travels as a carrier in the task's options, under the key "trace". Nothing here
-imports opentelemetry until a span is created, and without ``AppConfig(tracing=...)`` none is created.
-The application brings the SDK, its sampler and its exporters; ``install`` sets them up in every
-process.
+"""OpenTelemetry spans for sends, starts, attempts and calls of steps. The context of a send is stored as
+a carrier in the task's options, under the key "trace". Only the creation of a span imports
+opentelemetry, and without ``AppConfig(tracing=...)`` no span is created. The application provides the
+SDK, its sampler and its exporters; ``install`` sets them up in every process.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ if TYPE_CHECKING:
 
 CARRIER_BYTES_MAX = 1_024
 FLUSH_MS = 2_000
-# Keys that Horsies adds to the propagator's carrier: one marks a task that was not sent to run
-# immediately, the other contains the span of the previous attempt.
+# Keys that Horsies adds to the propagator's carrier: "later" marks a task that was not sent to run
+# immediately, and the second key has the span of the previous attempt.
 LATER, PREVIOUS = "later", "previous"
-# The keys that are dropped from a carrier that is too large, in this order.
+# The keys to drop from a carrier that is too large, in this order.
 _DISPENSABLE = ("baggage", "tracestate")
 _SYSTEM = {"messaging.system": "horsies"}
 
@@ -47,9 +45,9 @@ class _Settings(Protocol):
 def install(provider_factory: Callable[[], TracerProvider]) -> None:
     """Set the tracer provider for this process and for every worker child.
 
-    A provider has threads, which do not survive a fork. So the factory is called once in each process; in
-    a child, it is called before the first task. When a child stops, its spans are flushed for at most two
-    seconds.
+    A provider has threads, which do not survive a fork, so the factory is called once in each process;
+    in a child, it is called before the first task. When a child stops, its spans are flushed for at most
+    two seconds.
 
     Example:
         def make_provider() -> TracerProvider:
@@ -61,7 +59,8 @@ def install(provider_factory: Callable[[], TracerProvider]) -> None:
     """
     global _make_provider
     _make_provider = provider_factory
-    # The process that forks children imports the application too; each child calls start_in_child instead.
+    # The parent process of children imports the application too; each child calls start_in_child
+    # instead.
     if os.environ.get("HORSIES_CHILD_PROCESS") != "1":
         _set_provider()
 
@@ -167,7 +166,7 @@ def _size(carrier: Mapping[str, str]) -> int:
 
 
 def with_carrier(options_json: str, carrier: Mapping[str, str]) -> str:
-    """Return stored task options with a carrier; the options are a JSON object that has other members."""
+    """Return stored task options with a carrier; the options must be a JSON object with other members."""
     if not carrier:
         return options_json
     text = json.dumps(dict(carrier), separators=(",", ":"))
@@ -175,9 +174,8 @@ def with_carrier(options_json: str, carrier: Mapping[str, str]) -> str:
 
 
 def with_previous(options_json: str | None, traceparent: str) -> str:
-    """Return stored task options that name the span of the previous attempt.
-
-    If a manual edit has left other text in the options, the text is not changed.
+    """Return stored task options with the span of the previous attempt. Text from a manual edit stays
+    unchanged.
     """
     try:
         options = json.loads(options_json or "{}")
@@ -191,7 +189,7 @@ def with_previous(options_json: str | None, traceparent: str) -> str:
 
 
 def carrier_of(task: CurrentTask) -> Mapping[str, str]:
-    """Return the carrier that the task was sent with; any other text in its place is ignored."""
+    """Return the carrier with which the task was sent; ignore any other text in its place."""
     found = task.options.get("trace")
     if not isinstance(found, dict):
         return {}
@@ -199,8 +197,8 @@ def carrier_of(task: CurrentTask) -> Mapping[str, str]:
 
 
 def is_child(parent: str, task: CurrentTask, carrier: Mapping[str, str]) -> bool:
-    """Return whether an attempt's span is a child of the send's span. It is not if the trace could last
-    for days.
+    """Return whether an attempt's span is a child of the send's span, which it is not if the trace could
+    last for days.
     """
     if parent != "auto":
         return parent == "always"
@@ -208,8 +206,8 @@ def is_child(parent: str, task: CurrentTask, carrier: Mapping[str, str]) -> bool
 
 
 class Processing:
-    """The span of one attempt, created in the child around the task, or in the parent for an attempt that
-    died or was stopped.
+    """The span of one attempt, created in the child around the task, or in the parent for a crashed or
+    stopped attempt.
     """
 
     __slots__ = ("_context", "_raised", "_span", "_token")
@@ -258,7 +256,7 @@ class Processing:
         self._token = context.attach(self._context)
 
     def detach(self) -> None:
-        """Make the previous span the current one."""
+        """Make the previous span current again."""
         from opentelemetry import context
 
         if self._token is not None:
@@ -283,7 +281,7 @@ class Processing:
     def end(
         self, error_code: str | None = None, message: str | None = None, *, will_retry: bool = False
     ) -> None:
-        """End the span; only a final error sets the span's status to ERROR."""
+        """End the span; set its status to ERROR only for a final error."""
         from opentelemetry.trace import Status, StatusCode
 
         if error_code is not None:
@@ -298,8 +296,8 @@ class Processing:
 
 @contextmanager
 def step_span(name: str) -> Iterator[None]:
-    """The span of one call of a step's function, a child of its attempt's span. Replayed steps have no
-    span.
+    """Create the span of one call of a step's function, as a child of the attempt's span. Replayed steps
+    have no span.
     """
     from opentelemetry import trace
 
@@ -355,7 +353,7 @@ def killed_span(
     *,
     will_retry: bool,
 ) -> str:
-    """Create the span of an attempt that its child could not end, and return its traceparent."""
+    """Create the span of an attempt that its child could not finish, and return its traceparent."""
     started_at = task.started_at.timestamp()
     span = Processing(settings, task, attributes, min(started_at, time.time()))
     span.end(error_code, message, will_retry=will_retry)

@@ -1,4 +1,4 @@
-"""The base class of configuration models, and errors that report all mistakes of an object together."""
+"""The base class of configuration models, whose errors report all mistakes of an object together."""
 
 from __future__ import annotations
 
@@ -21,33 +21,32 @@ from horsies.errors import (
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-# Pydantic quotes the offending input by default, and the input may be an address with a password.
+# Pydantic quotes the invalid input by default, which may be an address with a password.
 FROZEN_MODEL = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-# A hundred years: larger numbers of seconds, infinity included, overflow clocks and calendars.
+# A hundred years: larger numbers of seconds, including infinity, overflow clocks and calendars.
 SECONDS_MAX = 100 * 366 * 86_400
 
 Problem: TypeAlias = tuple[ErrorCode, str]
-# A condition that must be false, and the problem if it is true: a sentence that starts with a field.
+# A condition that must be false, and the problem if it is true: a sentence that starts with a field
+# name.
 Check: TypeAlias = tuple[bool, ErrorCode, str]
 
 
 def repeated_names(names: Iterable[str]) -> list[str]:
-    """Return the names that occur more than once, in order. This takes one pass, because there may be
-    thousands of names.
-    """
+    """Return the names that occur more than once, in order. One pass is enough for thousands of names."""
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 class FrozenModel(BaseModel):
     """An immutable model that rejects unknown fields and never quotes its input in errors.
 
-    A wrong field raises one sentence instead of pydantic's report with its web links.
+    A wrong field raises an error with one sentence instead of pydantic's report.
     """
 
     model_config = FROZEN_MODEL
 
-    if not TYPE_CHECKING:  # type checkers derive the signature from the fields
+    if not TYPE_CHECKING:  # Type checkers derive the signature from the fields.
 
         def __init__(self, *unnamed: object, **fields: Any) -> None:
             if unnamed:
@@ -60,18 +59,20 @@ class FrozenModel(BaseModel):
 
 def _unnamed_error(model: type[BaseModel]) -> InvalidFieldError:
     name = model.__name__
-    # `type` and `kind` distinguish the members of a union and have only one possible value.
+    # Omit `type` and `kind`, which distinguish the members of a union and have only one possible
+    # value.
     given = (f"{one}=..." for one in model.model_fields if one not in ("type", "kind"))
     message = f"{name} takes its fields by name; write {name}({next(given, '')})."
     return InvalidFieldError(message, code=ErrorCode.CONFIG_INVALID_FIELD)
 
 
 def field_error(model: type[BaseModel], refused: ValidationError) -> InvalidFieldError:
-    """Return the error for the fields that pydantic rejected: one sentence each, the first as the message."""
+    """Return the error for the fields that pydantic rejected, with one sentence each; the first is the
+    message.
+    """
     sentences: dict[object, str] = {}
     for detail in refused.errors(include_url=False, include_input=False):
-        # Pydantic reports an invalid union field once per member of the union; the first report is
-        # enough.
+        # Pydantic reports an invalid union field once per member; keep the first report.
         sentences.setdefault(detail["loc"][:1], _field_sentence(model, detail))
     first, *others = sentences.values()
     return InvalidFieldError(first, code=ErrorCode.CONFIG_INVALID_FIELD, notes=others)
@@ -103,7 +104,7 @@ def _field_sentence(model: type[BaseModel], detail: ErrorDetails) -> str:
 
 
 def raise_problems(phase: str, problems: Iterable[Problem]) -> None:
-    """Raise all problems of one object as one error; do nothing if there are none."""
+    """Raise all problems of one object as one error; do nothing without problems."""
     report = ValidationReport(phase)
     for code, message in problems:
         report.add(ConfigurationError(message, code=code))
@@ -111,6 +112,6 @@ def raise_problems(phase: str, problems: Iterable[Problem]) -> None:
 
 
 def raise_failed(model: str, checks: Iterable[Check]) -> None:
-    """Raise the problems of all checks whose condition holds, as `<model>.<sentence>`."""
+    """Raise the problems of all conditions that are true, as `<model>.<sentence>`."""
     problems = ((code, f"{model}.{sentence}") for wrong, code, sentence in checks if wrong)
     raise_problems(model, problems)

@@ -68,7 +68,7 @@ def memory(megabytes: float | None) -> str:
 
 
 def megabytes(number: float) -> str:
-    """Format megabytes for a comparison with a setting in megabytes: 412 MB, 1,340 MB."""
+    """Format megabytes to compare them with a setting in megabytes: 412 MB, 1,340 MB."""
     return f"{number:,.0f} MB"
 
 
@@ -78,7 +78,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 10) -> str:
-    """Return names for a sentence; of many, only the first are shown: a, b, c, and 7 more."""
+    """Join names for a sentence, with a limit on their number: a, b, c, and 7 more."""
     rest = f", and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 
@@ -91,7 +91,5 @@ def timestamp(value: datetime | None) -> str | None:
 
 
 def first_sentence(text: str) -> str:
-    """Return the first sentence of a message, without its full stop, for use inside another
-    sentence.
-    """
+    """Return the first sentence of a message without its full stop, to use it inside another sentence."""
     return text.partition(". ")[0].rstrip(".")

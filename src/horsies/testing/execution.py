@@ -209,4 +209,4 @@ def _value_of(coroutine: Coroutine[Any, Any, ChildReport]) -> ChildReport:
     except StopIteration as ended:
         report: ChildReport = ended.value
         return report
-    raise AssertionError("A plain function awaits nothing.")
+    raise AssertionError("a plain function awaits nothing")

@@ -1,8 +1,7 @@
-"""The built-in task that compares the findings of the checks with those already sent to webhooks.
-
-One worker sends it once a minute for all, if a webhook subscribes to findings. It runs the cheap checks of
-`horsies doctor` in a child, because they may take seconds, and every tenth time the slow ones as well. The
-findings of a check stay open until that check runs again and does not find them.
+"""The built-in task that compares the checks' findings with the findings already sent to webhooks. If a
+webhook subscribes to findings, one worker sends the task once a minute. The task runs the cheap checks
+of `horsies doctor` in a child, because they may take seconds, and every tenth time also the slow checks.
+A finding stays open until its check runs again without reporting it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from horsies.tasks.definition import (
 )
 
 UNREADABLE = "FINDINGS_UNREADABLE"
-# The checks of one kind end after 15 seconds.
+# The time limit of all checks of one kind is 15 seconds.
 _TIMEOUT_MS = 45_000
 SLOW_MINUTES = 10
 
@@ -38,7 +37,9 @@ SLOW_MINUTES = 10
 def findings_task(
     config: AppConfig, get_broker: Callable[[], PostgresBroker]
 ) -> TaskDefinition | None:
-    """Return the task, on the queue of the first webhook that subscribes to findings; None without one."""
+    """Return the task, on the queue of the first webhook that subscribes to findings, or None without
+    such a webhook.
+    """
     hook = next((one for one in config.webhooks if FINDING_EVENTS & set(one.on)), None)
     if hook is None:
         return None
@@ -53,12 +54,12 @@ def findings_task(
 
 
 def look_for_findings(broker: PostgresBroker, due_at: datetime) -> int:
-    """Run the checks that are due, store the differences, and return how many events they have."""
+    """Run the due checks, store the differences, and return the number of events."""
     return sum(_look(broker, ids) for ids in due_checks(due_at))
 
 
 def due_checks(due_at: datetime) -> list[Collection[str]]:
-    """Return the checks of this minute; the slow ones run separately, because they may use up the time
+    """Return the checks to run this minute. Slow checks run separately, because they may use up the time
     limit.
     """
     minute = int(due_at.timestamp() // 60)
@@ -83,7 +84,9 @@ def _recording(reports: Sequence[CheckReport]) -> Script[int]:
 
 
 def urgent(reports: Sequence[CheckReport]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the findings that the overview lists, and the checks that have read their facts."""
+    """Return the findings that the overview lists, and the ids of the checks that could read their
+    facts.
+    """
     found = [
         {
             "check_id": report.id,

@@ -1,4 +1,4 @@
-"""What a delivery sends: the body, and the headers with its signature. Pure functions."""
+"""The content of a delivery: the body, and the headers with the signature. Pure functions."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _FINDINGS = {"finding.opened": "Found", "finding.closed": "No longer found"}
 
 
 def sample_event(name: str) -> dict[str, Any]:
-    """Return an event that no task or run caused, for the receiver of this webhook."""
+    """Return a sample event for the receiver of this webhook, without a task or run."""
     now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     return {"id": new_id(), "type": _TEST, "timestamp": now, "data": {"webhook": name}}
 
 
 def body_of(event: Mapping[str, Any], form: Literal["json", "slack"]) -> bytes:
-    """Return the bytes to send for an event."""
+    """Return the body of an event's request."""
     document = dict(event) if form == "json" else {"text": sentence(event)}
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def headers_of(event_id: str, body: bytes, keys: Sequence[bytes], now: int) -> dict[str, str]:
-    """Return the headers: the id stays the same in every attempt, the time and the signature do not."""
+    """Return the headers. All attempts have the same id, but their own time and signature."""
     headers = {
         "content-type": "application/json; charset=utf-8",
         "user-agent": f"horsies/{__version__}",
@@ -52,13 +52,15 @@ def headers_of(event_id: str, body: bytes, keys: Sequence[bytes], now: int) -> d
 
 
 def signature(key: bytes, event_id: str, timestamp: int, body: bytes) -> str:
-    """Return one signature: HMAC-SHA256 of id, time and body, as in the Standard Webhooks specification."""
+    """Return one signature: the HMAC-SHA256 of id, time and body, as in the Standard Webhooks
+    specification.
+    """
     content = f"{event_id}.{timestamp}.".encode() + body
     return "v1," + base64.b64encode(hmac.digest(key, content, "sha256")).decode()
 
 
 def sentence(event: Mapping[str, Any]) -> str:
-    """Return an event as one line, with the characters escaped that chat services interpret."""
+    """Format an event as one line; escape the characters that chat services interpret."""
     kind, facts = str(event.get("type")), event.get("data") or {}
     if kind in _VERBS:
         subject, how = f"Task {facts.get('task_name')}", _VERBS[kind]

@@ -1,4 +1,4 @@
-"""One HTTP request to a checked address, without redirects, within a time limit."""
+"""Sends one HTTP request to a checked address, without redirects, within a time limit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from urllib.parse import urlsplit
 
 from horsies.webhooks.addresses import resolve
 
-# The body of a response is not used; a few bytes are read, so that the receiver sees the connection end
-# normally.
+# The body of a response is not used. A few bytes are read so that the connection ends normally for
+# the receiver.
 _READ_BYTES = 4_096
 _WHOLE_SECONDS = re.compile(r"\d{1,9}")
-# The exceptions that resolving, connecting and reading raise when there is no answer; a name that cannot
-# be resolved may also raise UnicodeError.
+# The exceptions of a request without a response; an unresolvable name may also raise UnicodeError.
 NO_ANSWER = (OSError, http.client.HTTPException, UnicodeError)
 
 
 class Answer(NamedTuple):
-    """The status of a receiver's answer, and the seconds that it wants to pass before the next attempt."""
+    """The status of a receiver's response, and the seconds that it requests before the next attempt."""
 
     status: int
     retry_after_seconds: float | None = None
@@ -33,7 +32,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a webhook's requests go; its address may be a secret and is not part of any message."""
+    """The destination of a webhook's requests; messages omit its address, which may be a secret."""
 
     scheme: str
     host: str
@@ -59,7 +58,7 @@ def post(
     timeout_seconds: float,
     allow_private: bool,
 ) -> Answer:
-    """Send the request and return the answer; OSError or HTTPException if there is none."""
+    """Send the request and return the response; raise OSError or HTTPException without one."""
     destination = Destination.of(url)
     deadline = time.monotonic() + timeout_seconds
     addresses = resolve(destination.host, destination.port, allow_private=allow_private)
@@ -71,7 +70,7 @@ def post(
 
 
 def _connect(destination: Destination, addresses: list[str], deadline: float) -> socket.socket:
-    """Connect to the first address that answers within its share of the time that is left."""
+    """Connect to the first address that responds within its share of the remaining time."""
     last: OSError = OSError("the host has no address")
     for tried, address in enumerate(addresses):
         share = _left(deadline) / (len(addresses) - tried)
@@ -85,7 +84,7 @@ def _connect(destination: Destination, addresses: list[str], deadline: float) ->
 
 
 def _open(destination: Destination, address: str, deadline: float) -> socket.socket:
-    """Connect to one address; the name is used for the certificate only."""
+    """Connect to one address; the host name is used for the certificate only."""
     stream = socket.create_connection((address, destination.port), _left(deadline))
     if destination.scheme == "http":
         return stream
@@ -118,8 +117,8 @@ def _exchange(
 
 
 class _Limited:
-    """A connection as the HTTP library uses it, whose reads end at the deadline, however slowly the bytes
-    arrive. It is closed by its owner.
+    """A connection for the HTTP library whose reads end at the deadline, even if the bytes arrive
+    slowly. The owner closes the connection.
     """
 
     def __init__(self, stream: socket.socket, deadline: float) -> None:
@@ -133,11 +132,11 @@ class _Limited:
         return io.BufferedReader(_Incoming(self._stream, self._deadline))
 
     def close(self) -> None:
-        """Keep the connection open: the library closes it before it reads the answer's body."""
+        """Keep the connection open, because the library closes it before it reads the response's body."""
 
 
 class _Incoming(io.RawIOBase):
-    """The bytes of a connection until the deadline."""
+    """Reads the bytes of a connection until the deadline."""
 
     def __init__(self, stream: socket.socket, deadline: float) -> None:
         self._stream = stream
@@ -152,8 +151,8 @@ class _Incoming(io.RawIOBase):
 
 
 def reason(error: BaseException) -> str:
-    """Return why there was no answer. Messages of the HTTP library may quote the path, which may be a secret,
-    so they are left out; so is the part of a message about a certificate that names the host.
+    """Explain why there was no response. Messages of the HTTP library may quote the path, which may be a
+    secret, so they are left out; so is the part of a message about a certificate that names the host.
     """
     if isinstance(error, TimeoutError):
         return "timed out"
@@ -163,7 +162,7 @@ def reason(error: BaseException) -> str:
 
 
 def _left(deadline: float) -> float:
-    """The seconds until the deadline; TimeoutError when there are none."""
+    """Return the seconds until the deadline; raise TimeoutError after it."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("timed out")

@@ -1,8 +1,8 @@
 """The built-in task that delivers the events of one webhook.
 
-Each webhook has its own task, ``horsies.webhook.NAME``, so only workers that have it in their
-configuration take its deliveries, and its failures, retries and pauses are those of any task. The stored
-row has the event and the name; address and secret come from the worker's configuration.
+Each webhook has its own task, ``horsies.webhook.NAME``. Only workers with the webhook in their
+configuration take its deliveries. Failures, retries and pauses work as for any task. The stored row has
+the event and the name; address and secret come from the worker's configuration.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from horsies.tasks.broker import PostgresBroker
     from horsies.webhooks import addresses, findings, message, post
     from horsies.webhooks.post import Answer
-else:  # only a child that delivers needs them
+else:  # Imported here, because only a child that delivers needs these modules.
     addresses = Deferred("horsies.webhooks.addresses")
     findings = Deferred("horsies.webhooks.findings")
     message = Deferred("horsies.webhooks.message")
@@ -42,7 +42,7 @@ else:  # only a child that delivers needs them
 FAILED, GONE, PRIVATE = "WEBHOOK_FAILED", "WEBHOOK_GONE", "WEBHOOK_ADDRESS_PRIVATE"
 
 _LONGEST_WAIT_SECONDS = 3_600.0
-# The resolver of host names has no time limit of its own; the time limit of the task stops it.
+# The resolver of host names has no time limit, but the time limit of the task stops it.
 _GRACE_SECONDS = 5.0
 _RETRIED = (FAILED, "TASK_TIMEOUT", "WORKER_CRASHED", "WORKER_STOPPED")
 
@@ -50,7 +50,7 @@ _RETRIED = (FAILED, "TASK_TIMEOUT", "WORKER_CRASHED", "WORKER_STOPPED")
 def builtin_tasks(
     config: AppConfig, get_broker: Callable[[], PostgresBroker]
 ) -> Iterator[TaskDefinition]:
-    """The tasks that webhooks add to those of the application."""
+    """Return the tasks that webhooks add to the application's tasks."""
     for hook in config.webhooks:
         yield delivery_of(config, hook)
     if wants_findings(config) and (task := findings.findings_task(config, get_broker)):
@@ -87,14 +87,14 @@ def delivery_of(config: AppConfig, hook: Webhook) -> TaskDefinition:
 
 
 def deliver_event(hook: Webhook, event: dict[str, Any]) -> int:
-    """Send one event and return the receiver's status; raise if the receiver has not accepted it."""
+    """Send one event and return the receiver's status; raise if the receiver did not accept the event."""
     body = message.body_of(event, hook.body)
     headers = message.headers_of(str(event.get("id")), body, hook.keys, int(time.time()))
     return judge(hook.name, send(hook, body, headers))
 
 
 def send(hook: Webhook, body: bytes, headers: dict[str, str]) -> Answer:
-    """Send one request; the reason of a failure never contains the address."""
+    """Send one request. The reason of a failure never contains the address."""
     try:
         return post.post(
             hook.url,
@@ -115,7 +115,7 @@ def send(hook: Webhook, body: bytes, headers: dict[str, str]) -> Answer:
 
 
 def judge(name: str, answer: Answer) -> int:
-    """Return the status of an answer that accepts the event; raise for any other."""
+    """Return the status of an accepting response; raise for any other response."""
     status, wait = answer
     if 200 <= status < 300:
         return status
@@ -131,8 +131,8 @@ def judge(name: str, answer: Answer) -> int:
 
 
 def asking(definitions: Mapping[str, TaskDefinition]) -> Step | None:
-    """Return the statement that sends the check for findings, at most once a minute; None without that
-    task.
+    """Return the statement that sends the check for findings, at most once a minute; return None without
+    the task.
     """
     task = definitions.get(FINDINGS_TASK)
     if task is None or task.timeout_ms is None:
@@ -142,7 +142,7 @@ def asking(definitions: Mapping[str, TaskDefinition]) -> Step | None:
 
 
 def subscriptions(config: AppConfig) -> str:
-    """Return the application's webhooks as JSON, in the form of horsies_webhooks; neither addresses nor
+    """Return the application's webhooks as JSON in the form of horsies_webhooks, without addresses and
     secrets.
     """
     return json.dumps([_subscription(config, hook) for hook in config.webhooks])
