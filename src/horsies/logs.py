@@ -202,7 +202,7 @@ def colors_wanted(stream: TextIO | None) -> bool:
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """The command line's handler, a class of its own to distinguish it from the application's handlers."""
+    """The command line's handler. Its class distinguishes it from the application's handlers."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record.

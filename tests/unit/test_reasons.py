@@ -440,8 +440,8 @@ def test_sentences_name_those_in_the_way_and_the_numbers() -> None:
     )
     assert "workflow 'sub'" in sentence(waits(queue(**grace), definition_key="sub"), "TASK_UNKNOWN")
     assert sentence(waits(queue(**grace), is_durable=True), "TASK_UNKNOWN") == (
-        "No live worker of queue 'mail' knows task 'charge'; it waits for one that does, keeps its "
-        "recorded steps and uses up no attempt."
+        "No live worker of queue 'mail' knows task 'charge'; it waits for a worker that does, "
+        "keeps its recorded steps and uses up no attempt."
     )
     grace["known"] = [knowing(refusal="There is no parameter 'note'. Correct the call.")]
     assert sentence(waits(queue(**grace)), "CALL_DOES_NOT_FIT") == (
