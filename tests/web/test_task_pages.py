@@ -413,7 +413,7 @@ def test_the_page_of_a_missing_id_leads_to_its_explanation(ask: Ask, path: str, 
     assert f'href="/ops{link.format(missing)}"' in page.text
     explained = ask(link.format(missing))
     assert explained.status_code == 404
-    assert "Its send was rolled back" in explained.text
+    assert "The send was rolled back" in explained.text
     assert "/explain" not in ask("/queues/nothing").text
 
 

@@ -54,7 +54,7 @@ LocatorsArgument = Annotated[
     typer.Argument(
         metavar="LOCATOR",
         help=f"{_LOCATOR_FORM}; give several for several databases, each with an optional "
-        f"name: NAME=LOCATOR.",
+        "name: NAME=LOCATOR.",
         show_default=False,
     ),
 ]

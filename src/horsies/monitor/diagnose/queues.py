@@ -401,7 +401,7 @@ def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
             since=one.since,
             subjects=[one.name],
             remedy=f"deploy a worker of queue {queue.name} with the release that sent the call;"
-            f" or cancel the call and send it again with the workers' parameters",
+            " or cancel the call and send it again with the workers' parameters",
             subject=queue.subject,
         )
 
@@ -410,21 +410,19 @@ def _store_words(queue: QueueSituation, store_id: str, problem: str) -> tuple[st
     """Explain why the workers cannot read payload from a store, and return the remedy."""
     if problem == UNREACHABLE:
         return (
-            f"the payload is kept in the store {store_id!r}, which does not respond. The "
-            f"workers try again after "
-            "some seconds.",
+            f"the payload is kept in the store {store_id!r}, which does not respond. The workers try "
+            "again after some seconds.",
             f"check the store {store_id!r} and the workers' connection to it",
         )
     if problem == DAMAGED:
         return (
-            f"the payload is missing from the store {store_id!r}, or the store has another "
-            f"object under its name. It is held until you cancel it.",
+            f"the payload is missing from the store {store_id!r}, or the store has another object "
+            "under its name. It is held until you cancel it.",
             "restore the object and restart the workers; or cancel it and send it again",
         )
     return (
-        f"the payload is kept in the store {store_id!r}, which no worker has. It is held until "
-        f"a worker "
-        "with the store takes it.",
+        f"the payload is kept in the store {store_id!r}, which no worker has. It is held until a "
+        "worker with the store takes it.",
         f"add the store {store_id!r} to the workers of queue {queue.name} and restart them",
     )
 
@@ -449,7 +447,7 @@ def unreadable_reason(
     else:
         text = (
             f"the payload is encrypted with key {key_id}, which no worker has. It is held until"
-            f" a worker with the key takes it."
+            " a worker with the key takes it."
         )
         remedy = (
             f"add key {key_id} to the codec of the workers of queue {queue.name} and restart them"
@@ -507,7 +505,7 @@ def _window_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> 
         yield finding(
             "NO_WINDOWS",
             f"Tasks of queue {queue.name!r} are given to children one at a time, even very "
-            f"short tasks, because of "
+            "short tasks, because of "
             f"{' and '.join(names)}.",
             subjects=[queue.name],
         )
@@ -602,7 +600,7 @@ def missing_reason(
     return finding(
         "NOT_FOUND",
         f"{there}; the id was created {lasting(age)} ago. The send was rolled back, or the row "
-        f"is in another database.",
+        "is in another database.",
         since=made_at,
     )
 

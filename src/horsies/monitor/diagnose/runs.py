@@ -243,7 +243,7 @@ def _due(schedule: ScheduleFacts, late_seconds: float) -> Finding:
         return about(
             "OVERLAP",
             f"A slot of schedule {name} has been due for {late}, but {schedule.unfinished_id} "
-            f"is unfinished.",
+            "is unfinished.",
             subjects=[schedule.unfinished_id],
             remedy=command("explain", schedule.unfinished_id),
         )

@@ -123,7 +123,7 @@ class NodeFactory(Generic[P, T]):
         if twice:
             raise WorkflowValidationError(
                 f"The parameter {twice[0]!r} of task {self._task.definition.name!r} is taken "
-                f"from both from_node and args_from.",
+                "from both from_node and args_from.",
                 code=ErrorCode.WORKFLOW_KWARGS_ARGS_FROM_OVERLAP,
                 help_text="keep only one of them",
             )
