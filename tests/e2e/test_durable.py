@@ -458,7 +458,7 @@ def test_a_zombie_cannot_record_after_its_successor(
     journal.release("zombie")
     token = sent.result(timeout_ms=30_000)
     zombie.signal(signal.SIGCONT)
-    wait_until(lambda: "claim_lost" in zombie.log() or "declared this one lost" in zombie.log())
+    wait_until(lambda: "claim_lost" in zombie.log() or "declared this worker lost" in zombie.log())
     wait_until_empty(witnessed)
     recorded = witnessed.execute("SELECT result FROM horsies_steps WHERE name = 'wait_for_release'")
     assert recorded.fetchall() == [(f'"{token}"',)]

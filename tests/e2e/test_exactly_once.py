@@ -336,7 +336,7 @@ def test_a_zombie_writes_nothing_after_its_successor(
     assert sent.get(30_000).ok_value == 1
     wait_until(lambda: effects.execute("SELECT attempt FROM bookings").fetchall() == [(2,)])
     zombie.signal(signal.SIGCONT)
-    wait_until(lambda: "claim_lost" in zombie.log() or "declared this one lost" in zombie.log())
+    wait_until(lambda: "claim_lost" in zombie.log() or "declared this worker lost" in zombie.log())
     assert effects.execute("SELECT attempt FROM bookings").fetchall() == [(2,)]
     outcomes = [one.outcome for one in attempts(effects, sent.task_id)]
     assert outcomes == ["WORKER_FAILURE", "COMPLETED"]
@@ -363,7 +363,7 @@ def test_a_zombie_writes_nothing_before_its_successor(
     assert first != second
     assert bookings(effects) == []
     zombie.signal(signal.SIGCONT)
-    wait_until(lambda: "claim_lost" in zombie.log() or "declared this one lost" in zombie.log())
+    wait_until(lambda: "claim_lost" in zombie.log() or "declared this worker lost" in zombie.log())
     journal.release("turn 2")
     assert sent.get(30_000).ok_value == 1
     assert effects.execute("SELECT attempt FROM bookings").fetchall() == [(2,)]
@@ -395,7 +395,7 @@ def test_a_frozen_child_that_wakes_up_rolls_back(
     wait_until(lambda: "belongs to another worker now; its rows were rolled back" in zombie.log())
     zombie.signal(signal.SIGCONT)
     # The report of its child, or the loss of the whole worker, whichever the worker notices first.
-    lost = ("its transaction was rolled back", "declared this one lost")
+    lost = ("its transaction was rolled back", "declared this worker lost")
     wait_until(lambda: any(text in zombie.log() for text in lost))
     journal.release("frozen 2")
     assert sent.get(30_000).ok_value == 1

@@ -199,4 +199,6 @@ def test_a_send_hook_that_returns_a_coroutine_refuses_the_send(app: Horsies) -> 
 
     refused = work.send()
     assert refused.is_err()
-    assert "it returned a coroutine, and synchronous sends cannot wait" in refused.err_value.message
+    assert (
+        "it returned a coroutine, which synchronous sends cannot await" in refused.err_value.message
+    )

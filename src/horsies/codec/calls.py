@@ -1,8 +1,8 @@
 """Task calls as JSON text, and back, by the annotations of the task function.
 
-Stored text is data only. It does not name a class, and nothing is imported to read it: the types come
-from the registered function. An argument that would not come back unchanged is rejected, and the error
-names its path.
+Stored text is only data: it names no classes, and reading it imports no code, because the types are those of
+the registered function. An argument that would not come back unchanged is rejected, and the error names its
+path.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class CallSignature:
             case Err(error):
                 log.error("%s", error.message)
 
-    `injected` names the parameters that a workflow or a worker passes, and `required_injected` those
-    among them without a default; outside workflows they are None. `transaction` is the parameter that
-    receives the task's transaction, or None.
+    `injected` names the parameters that a workflow or a worker passes. `required_injected` names those
+    without a default; outside workflows they are None. `transaction` is the parameter that receives the
+    task's transaction, or None.
     """
 
     __slots__ = (
@@ -110,8 +110,8 @@ class CallSignature:
     ) -> CallSignature:
         """Build the signature; ValueError names the annotation that cannot be used.
 
-        `local_names` helps resolve annotations written as text that name objects local to a function.
-        Parameters before the `first` one are not part of a call: a worker passes them.
+        `local_names` helps resolve annotations written as text that name objects local to a function. The
+        parameters before position `first` are not part of a call, because a worker passes them.
         """
         name = getattr(function, "__qualname__", type(function).__name__)
         try:
@@ -147,9 +147,8 @@ class CallSignature:
         return Ok(EncodedCall(args_json, kwargs_json))
 
     def decode_call(self, args_json: str, kwargs_json: str) -> Result[BoundCall, CodecError]:
-        """Return stored arguments in the form that the function takes today.
-
-        A call that was stored before a change of the signature is an error unless it still fits.
+        """Return stored arguments in the form that the function takes today. A call that was stored before
+        the signature changed must still fit; otherwise an error is returned.
         """
         if args_json == "[]" and kwargs_json == "{}" and not self._plain_minimum:
             return Ok(BoundCall((), dict(self._absent)))
@@ -165,7 +164,7 @@ class CallSignature:
         return Ok(BoundCall(args.value, {**self._absent, **kwargs.value}))
 
     def encode_keywords(self, kwargs: Mapping[str, Any]) -> Result[str, CodecError]:
-        """Return the JSON text of some arguments by name; required arguments may be missing."""
+        """Return the JSON text of some arguments by name; required arguments may be omitted."""
         text = self._keywords.encode(dict(kwargs)) if kwargs else "{}"
         return Err(text) if isinstance(text, CodecError) else Ok(text)
 
@@ -293,8 +292,8 @@ def sendable(
 ) -> list[Parameter]:
     """Return the parameters that a caller may send: all except those that a workflow or a worker passes.
 
-    After an omitted parameter, positions would differ between sender and function, so the parameters
-    after it become keyword-only.
+    Parameters after an omitted parameter become keyword-only, because their positions differ between sender
+    and function.
     """
     kept: list[Parameter] = []
     left_out = False
@@ -309,7 +308,7 @@ def sendable(
 
 
 def _with_hint(error: CodecError, values: Iterable[Any]) -> CodecError:
-    """Add the advice that an argument's class has about passing such an argument, if there is any."""
+    """Add the advice of an argument's class about passing such an argument, if any."""
     hints = (getattr(type(value), "no_argument", None) for value in values)
     hint = next((one for one in hints if isinstance(one, str)), None)
     return (
@@ -318,5 +317,5 @@ def _with_hint(error: CodecError, values: Iterable[Any]) -> CodecError:
 
 
 def payload_bytes(text: str) -> int:
-    """Return the size of the text in UTF-8, which the limits of ``PayloadConfig`` apply to."""
+    """Return the size of the text in UTF-8, to which the limits of ``PayloadConfig`` apply."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -22,9 +22,8 @@ def with_ordered_sets(value: object, text: bytes) -> bytes:
 
 
 def canonical(text: str) -> str:
-    """Return JSON text written by this library with the keys of all objects sorted.
-
-    Equal values have equal canonical text, whatever the order in which dicts were filled.
+    """Return JSON text written by this library with the keys of all objects sorted. Equal values have equal
+    canonical text, regardless of the order of keys in their dicts.
     """
     if text.count('":') < 2:
         return text  # the object has at most one key
@@ -61,7 +60,7 @@ def _list_in_order(value: object, written: list[Any]) -> list[Any]:
 
 def _written_members(value: object, written: dict[str, Any]) -> Iterable[tuple[str, object]]:
     named = [(str(name), member) for name, member in members(value) or () if name in written]
-    # The keys of a dict may be written in another form, but in the same order.
+    # JSON may change the form of a dict's keys, but not their order.
     if isinstance(value, dict) and len(named) < len(value) == len(written):
         return zip(written, value.values(), strict=True)
     return named

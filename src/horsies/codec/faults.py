@@ -32,7 +32,7 @@ _KEY_CLAUSE = (
 
 
 class Finding(NamedTuple):
-    """A fault: the steps to it from the top value, and a clause that completes `<path> …`."""
+    """A fault: the steps from the top value to the fault, and a clause that follows the path in a message."""
 
     steps: tuple[Step, ...]
     clause: str
@@ -115,11 +115,9 @@ def find_change(
     is_untyped: Callable[[tuple[Step, ...]], bool],
     steps: tuple[Step, ...] = (),
 ) -> Finding | None:
-    """Find the first member that would come back from the stored text changed.
-
-    Values are compared for equality where that works. Where it does not, their members are compared: for
-    types that compare by identity, for a tuple that was passed as a Sequence and comes back as a list,
-    and for a clock time that occurs twice.
+    """Find the first member that would differ after it is read back from the stored text. Values are compared
+    for equality if possible. Otherwise their members are compared: for types that compare by identity, for a
+    tuple that was passed as a Sequence and is read back as a list, and for a clock time that occurs twice.
     """
     if sent is back or equal(sent, back):
         return None
@@ -166,7 +164,7 @@ def members(value: object) -> Iterator[tuple[Step, object]] | None:
         return iter(enumerate(value))
     if isinstance(value, BaseModel):
         fields, extra = type(value).model_fields, value.__pydantic_extra__ or {}
-        # A field that the model's author has excluded is not meant to be stored.
+        # Fields that the model's author has excluded are not stored.
         excluded = {name for name in fields if fields[name].exclude}
         inner = {**value.__dict__, **extra}
         return ((name, member) for name, member in inner.items() if name not in excluded)

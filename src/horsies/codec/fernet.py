@@ -19,9 +19,9 @@ class FernetCodec:
     """Encrypts payload with Fernet: AES-128 in CBC mode, authenticated by HMAC-SHA256.
 
     The first key encrypts; all keys decrypt. To rotate keys, first add the new key behind the old one in
-    every process. Then make the new key the first one. Drop the old key when no stored task is encrypted
-    with it any more. Needs the package ``cryptography``: ``pip install '/path/to/horsies[encryption]'``.
-    Make a key with ``FernetCodec.new_key()``.
+    every process. Then move the new key to the first position. Remove the old key when no stored task is
+    encrypted with it any more. Needs the package ``cryptography``: ``pip install
+    '/path/to/horsies[encryption]'``. Make a key with ``FernetCodec.new_key()``.
 
     Example:
         codec = FernetCodec(os.environ["PAYLOAD_KEYS"].split(","))
@@ -84,7 +84,7 @@ def _fernet(key: str, place: int) -> Fernet:
     try:
         return _class()(key.strip())
     except ValueError:
-        pass  # the package's message does not show the key, but its cause might
+        pass  # the package's message does not contain the key, but the cause of the error might
     raise ValueError(
         f"key {place} of FernetCodec is not a Fernet key, 32 bytes in URL-safe base64; make one with "
         "FernetCodec.new_key()"

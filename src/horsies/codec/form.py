@@ -1,8 +1,8 @@
 """JsonForm: annotated values of one shape, written as JSON text and read back by annotation.
 
-Positional arguments, keyword arguments and each side of a result have a form. A form stores only values
-that come back unchanged: where the annotations alone do not guarantee this, it reads the text back
-before returning it.
+Positional arguments, keyword arguments and each side of a result have a form. A form stores only values that
+are unchanged when they are read back. If the annotations alone do not guarantee this, the form reads the text
+back before returning it.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class JsonForm:
         # float is declared.
         self._converts = may_hold(adapter.core_schema, ("float",))
         self._check = functools.partial(adapter.validator.validate_python, strict=True)
-        # Fields are written and read by name, because aliases for writing and reading may differ.
-        # Warnings are off, because reading back finds the same faults, and producing warnings costs 2 µs.
+        # Fields are written and read by name, because aliases for writing and reading may differ. Warnings
+        # are off, because reading back finds the same faults and producing warnings takes 2 µs.
         self._dump: Callable[[Any], bytes] = functools.partial(
             adapter.serializer.to_json, by_alias=False, round_trip=True, warnings=False
         )
@@ -175,10 +175,10 @@ class JsonForm:
         return self._error(first + (_quietly(find_undumpable, member) or ()), clause)
 
     def _change(self, checked: Any, text: str) -> CodecError | None:
-        """Return the error if the text would not come back as the same value."""
+        """Return the error if the text would not be read back as the same value."""
         try:
             if self._holds_times or any(token in text for token in _SUSPECT_TOKENS):
-                # The same characters may be harmless inside a plain text.
+                # The same characters may occur harmlessly inside a plain text.
                 finding = find_unstorable(checked) or find_unstorable(from_json(text))
                 if finding is not None:
                     return self._error(*finding)

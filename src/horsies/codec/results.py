@@ -86,9 +86,7 @@ class ResultCodec:
         return Err(text) if isinstance(text, CodecError) else Ok(f'{{"err":{text}}}')
 
     def decode(self, text: str) -> Result[TaskResult[Any, Any], CodecError]:
-        """Read a stored result. An error that only the library can have created is returned as a
-        TaskError.
-        """
+        """Read a stored result. An error that was created by the library is returned as a TaskError."""
         match split_result(text):
             case ("ok", value_text):
                 return self._ok.decode(value_text).map(lambda value: TaskResult(ok=value))
@@ -104,8 +102,7 @@ class ResultCodec:
         return self._err
 
     def _decode_err(self, text: str) -> Result[Any, CodecError]:
-        # Almost any object fits a lenient model, and the library's own error must not be taken for such a
-        # model.
+        # The library's own error is recognised first, because almost any object fits a lenient model.
         if self._foreign_errors and _holds_task_error(text):
             return _decode_task_error(text)
         decoded = self._err.decode(text)
@@ -116,9 +113,8 @@ class ResultCodec:
 
 
 def encode_task_error(error: TaskError) -> str:
-    """Return the JSON text of a result that holds an error created by the library; cannot fail.
-
-    Parts that cannot be stored are left out, so that the error itself is never lost.
+    """Return the JSON text of a result with an error created by the library. This cannot fail: parts that
+    cannot be stored are omitted, so that the error is never lost.
     """
     form = _SUB_WORKFLOW_ERROR if type(error) is SubWorkflowError else _TASK_ERROR
     text = form.encode(error)

@@ -1,7 +1,7 @@
 """The shapes of stored JSON: a value, a list or an object with annotated parts, as pydantic schemas.
 
-When a schema is built, it is also decided whether the shape is closed. Strict validation alone guarantees
-that values of a closed shape come back unchanged, so they need not be read back after writing.
+Building a schema also determines whether the shape is closed. For values of a closed shape, strict validation
+alone guarantees a lossless round trip, so they are not read back after writing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Part:
     """A named, annotated member of a form.
 
     `untyped` is set if the annotation leaves the type of some value open, so that only JSON's own types
-    come back unchanged; it is None until the schema is built.
+    survive a round trip; it is None until the schema is built.
     """
 
     name: str
@@ -103,7 +103,7 @@ class ListShape:
         rest = core_schema.any_schema() if self._rest is None else _part_schema(self._rest, handler)
         self.closed = _all_closed(schemas) and (self._rest is None or _is_closed(rest))
         members = [core_schema.with_default_schema(one, default=_Absent.ABSENT) for one in schemas]
-        # pydantic only writes a tuple shorter than its schema if it has a variadic member.
+        # pydantic writes a tuple that is shorter than its schema only if the schema has a variadic member.
         items = core_schema.tuple_schema([*members, rest], variadic_item_index=len(schemas))
         return core_schema.no_info_after_validator_function(_present, items)
 
@@ -121,8 +121,8 @@ class ListShape:
 class ObjectShape:
     """A JSON object whose members have their own annotations; any member may be omitted.
 
-    Names outside the parts belong to `rest`; if there is no `rest`, their values are accepted untyped,
-    and the caller must check the names.
+    Names outside the parts belong to `rest`. Without `rest`, their values are accepted untyped, and the
+    caller must check the names.
     """
 
     kind = "object"
@@ -208,7 +208,7 @@ def may_hold(
         if type(part) is dict and part.get("type") == "definition-ref":
             part = resolve(part)
         if id(part) in seen:
-            continue  # a default may be any object, even one that holds itself
+            continue  # a default may be any object, even one that contains itself
         seen.add(id(part))
         if type(part) is dict and part.get("type") in kinds:
             return True
@@ -290,7 +290,7 @@ def _all_closed(schemas: Iterable[CoreSchema]) -> bool:
 
 
 def _is_closed(schema: Mapping[str, Any]) -> bool:
-    """Return whether strict validation alone guarantees that a value comes back unchanged."""
+    """Return whether strict validation alone guarantees that a value survives a round trip unchanged."""
     if "serialization" in schema:
         return False
     kind = schema["type"]

@@ -1,8 +1,7 @@
-"""Batches: one call of a function for several tasks, each of which has its own outcome. Pure.
-
-The stored tasks are ordinary tasks, each with one item as its argument. So the definition of a batched
-task has a function of one item, which calls the user's function with a list of one item. A child that
-gets several tasks calls the user's function with all of their items.
+"""Batches: one call of a function for several tasks, each of which has its own outcome. This module does no
+I/O. The stored tasks are ordinary tasks, each with one item as its argument. So the definition of a batched
+task has a function of one item, which calls the user's function with a list of one item. A child that gets
+several tasks calls the user's function with all their items.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Batch:
     """
 
     size: int
-    """The most tasks in one call, from 1 to 1,000."""
+    """The maximum number of tasks in one call, from 1 to 1,000."""
 
 
 class BatchResultMismatch(Exception):
@@ -38,10 +37,8 @@ class BatchResultMismatch(Exception):
 
 
 class BatchForm(NamedTuple):
-    """What a batched function's annotations say: its parameter, the types of an item and of an outcome,
-    and whether outcomes are TaskResults.
-
-    A function that returns None has no outcomes: all of its tasks succeed.
+    """The parameter of a batched function, the types of an item and of an outcome, and whether outcomes are
+    TaskResults, as annotated. A function that returns None has no outcomes, so all its tasks succeed.
     """
 
     parameter: str
@@ -52,7 +49,9 @@ class BatchForm(NamedTuple):
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> BatchForm:
-        """Read the annotations; ValueError if they are wrong, with one sentence that says why."""
+        """Read the annotations; raise ValueError with a sentence that explains the mistake if
+        they are wrong.
+        """
         try:
             hints = get_type_hints(function, include_extras=True)
         except Exception as error:

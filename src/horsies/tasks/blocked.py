@@ -1,4 +1,4 @@
-"""Blocked tasks and runs, whose next change the database refuses: how they are found and tried again.
+"""Finds and retries blocked tasks and runs, whose next change the database refuses.
 
 A data error concerns single rows (see ``db/errors.py``), and so does a row that another session has
 locked. After such an error in a batch, every task or run gets its own transaction. The same happens if
@@ -42,23 +42,22 @@ logger = logging.getLogger("horsies.blocked")
 
 FIRST_DELAY_SECONDS = 1.0
 LONGEST_DELAY_SECONDS = 300.0
-# Shorter for locks: another session's lock is released eventually, and the task should not wait much
-# longer than that.
+# The longest delay after a lock timeout. It is shorter, because the task should not wait much longer than the
+# other session holds its lock.
 LONGEST_LOCK_SECONDS = 5.0
-# How long refusals stay in memory after their table was found locked; meanwhile no turn waits for the
-# table.
+# How long refusals stay in memory after their table was found locked, so that no turn waits for the table.
 LOCKED_SECONDS = 30.0
-# A blocked task whose next attempt is this late is forgotten: another process has changed it.
+# A blocked task is forgotten if its next attempt is overdue by this time, because another process must have
+# changed it.
 FORGET_SECONDS = 60.0
 
-# How often batches of one kind may fail in a row with a transient error.
+# How many times in a row batches of one kind may fail with a transient error.
 PATIENCE = 3
 # How many tasks a log line names when the database refuses all of them.
 SHOWN = 3
 # If this many tasks in a row are refused with the same error, the tasks are not the cause of the error.
 ALIKE = 3
-# After a single change has taken too long, the next attempt waits for this many times the change's
-# duration.
+# The delay after a change that has taken too long, as a multiple of its duration.
 REST_FACTOR = 10
 
 Task = TypeVar("Task")
@@ -68,23 +67,23 @@ Action: TypeAlias = Literal[
 ]
 
 
-# How long a change that will be repeated anyway waits for a lock, and the limit on the sum of such waits.
-# The sum falls by one second per second. At the limit, changes hardly wait, so that a thousand of them do
-# not delay a worker's heartbeat.
+# How long a change that will be repeated anyway waits for a lock, and the limit on the sum of such waits. The
+# sum falls by one second per second. At the limit, changes hardly wait, so that a thousand changes do not
+# delay a worker's heartbeat.
 _PATIENT_MS, _IMPATIENT_MS = 200, 1
-# How long such a change may take in total, including its COMMIT.
+# How long a change that will be repeated anyway may take in total, including its COMMIT.
 _PATIENT_SECONDS, _IMPATIENT_SECONDS = 10.0, 1.0
 _WAIT_COST_SECONDS = 1.0
 _PATIENCE_SECONDS = 3.0
 
 
 class Failures:
-    """Counts how often jobs have failed in a row with transient errors; ``patience`` is the limit."""
+    """Counts how many times in a row jobs have failed with transient errors; ``patience`` is the limit."""
 
     def __init__(self) -> None:
         self.patience = PATIENCE
         self._counts: dict[str, int] = {}
-        # By regular job: the reason why the database last refused it.
+        # For each regular job, the reason why the database last refused it.
         self.refused_jobs: dict[str, str] = {}
 
     def isolated(
@@ -95,8 +94,8 @@ class Failures:
         *,
         waits: bool = True,
     ) -> Answer:
-        """Run ``batch``, which does everything in one transaction. If single rows make it fail, run
-        ``one_by_one`` instead.
+        """Run ``batch``, which uses a single transaction. If single rows make it fail, run ``one_by_one``
+        instead.
 
         Consecutive failures are counted per `job`, the name of a kind of batch. If `waits` is False, the
         batch does not wait for locks on single rows. A lock timeout then concerns the whole batch and is
@@ -156,13 +155,11 @@ class Failures:
         return may_last(error) and self.is_suspect(job)
 
     def is_suspect(self, job: str) -> bool:
-        """Return whether this job has failed so often that each task now gets its own transaction."""
+        """Return whether this job has failed so many times that each task now gets its own transaction."""
         return self._counts.get(job, 0) >= self.patience
 
     def note_search(self, job: str) -> None:
-        """Note that every task has had its own transaction; batches are used again until the next one
-        fails.
-        """
+        """Note that every task has had its own transaction; batches are used again until the next failure."""
         if job in self._counts:
             self._counts[job] = self.patience - 1
 
@@ -203,13 +200,15 @@ class _Delay:
     seconds: float
     ends_at: float
     is_locked: bool
-    # The duration of the slowest attempt that was ended by a time limit.
+    # The duration of the slowest attempt that exceeded a time limit.
     taken_seconds: float
 
 
 @dataclass(slots=True)
 class _Alike:
-    """The tasks that were refused one after another with the same error; `first` is the first of them."""
+    """The tasks that were refused one after another with the same error; `first` is the first
+    refused task.
+    """
 
     reason: str
     first: str
@@ -234,9 +233,9 @@ class Blocked:
         self._worker_id = worker_id
         self._clock = clock
         self.failures = Failures()
-        # Usually empty; callers that handle every task check this first.
+        # This mapping is usually empty; callers that handle every task check it first.
         self.delays: dict[str, _Delay] = {}
-        # When the sum of waits for locks will be back at zero.
+        # When the sum of waits for locks will have fallen to zero.
         self._patient_at = 0.0
         self._alike: dict[Action, _Alike] = {}
         self._search: _Search | None = None
@@ -255,7 +254,7 @@ class Blocked:
         return [one for one, delay in self.delays.items() if now < delay.ends_at]
 
     def is_waiting(self, task_id: str, action: Action | None = None) -> bool:
-        """Return whether that action was refused for this task, and its next attempt is not due yet."""
+        """Return whether the action was refused for this task and its next attempt is not due yet."""
         delay = self.delays.get(task_id)
         if delay is None or action not in (None, delay.action):
             return False
@@ -285,15 +284,15 @@ class Blocked:
     def seconds_alone(self, one: str = "") -> float:
         """Return the time limit for the next attempt to change this task or run.
 
-        The limit doubles after an attempt that took too long, so that a change that is merely slow
-        finally succeeds. ``statement_timeout_ms``, the limit of every transaction, also applies.
+        The limit doubles after an attempt that took too long, so that a slow change eventually succeeds.
+        ``statement_timeout_ms``, the limit of every transaction, also applies.
         """
         if not self._is_patient():
             return _IMPATIENT_SECONDS
         return max(_PATIENT_SECONDS, 2 * self.seconds_taken(one))
 
     def seconds_taken(self, one: str) -> float:
-        """Return the duration of the slowest attempt at a refused change that was ended by a time limit."""
+        """Return the duration of the slowest attempt at a refused change that exceeded a time limit."""
         delay = self.delays.get(one)
         return 0.0 if delay is None else delay.taken_seconds
 
@@ -310,7 +309,7 @@ class Blocked:
         *,
         waits: bool = True,
     ) -> Answer:
-        """``Failures.isolated`` for a batch that changes tasks.
+        """Like ``Failures.isolated``, but for a batch that changes tasks.
 
         The tasks that the database refuses are reported when ``one_by_one`` has tried all tasks. `job`
         defaults to the action.
@@ -344,7 +343,7 @@ class Blocked:
     def attempt(
         self, pipeline: Pipeline, change: Change, steps: Sequence[Step]
     ) -> list[list[Any]] | None:
-        """Run the steps of one change in a transaction; None if the database refuses it."""
+        """Run the steps of one change in a transaction; return None if the database refuses the change."""
         started = self._clock()
         try:
             _, *answers = pipeline.run([self.lock_wait(), *steps], self.seconds_alone(change.id))
@@ -377,8 +376,8 @@ class Blocked:
         change_of: Callable[[Task], Change],
         steps_of: Callable[[Sequence[Task]], list[Step]],
     ) -> list[list[list[Any]]]:
-        """Change all tasks in one transaction, or each in its own if single tasks cause an error. Tasks
-        whose next attempt is not due yet are left out. Return the answers of each transaction.
+        """Change all tasks in one transaction, or each in its own transaction if single tasks cause an error.
+        Tasks whose next attempt is not due yet are skipped. Return the results of each transaction.
         """
         wanted = [task for task in tasks if not self.is_waiting(change_of(task).id)]
         if not wanted:
@@ -395,7 +394,9 @@ class Blocked:
     def note(
         self, pipeline: Pipeline, change: Change, error: psycopg.Error, taken_seconds: float = 0.0
     ) -> None:
-        """Skip a task or run for longer than last time; the first time, also log and record this."""
+        """Skip a task or run for longer than the last time; the first time, also log and record
+        the refusal.
+        """
         known, now = self.delays.get(change.id), self._clock()
         reason = describe_refusal(error)
         alike = self._note_alike(change, reason, is_new=known is None)
@@ -430,10 +431,10 @@ class Blocked:
     def _report(
         self, pipeline: Pipeline, refused: Sequence[Refusal], succeeded: Set[Action]
     ) -> None:
-        """Record refused changes for operators. Log each one, or a single line if the database refuses
+        """Record refused changes for operators. Log each refusal, or a single line if the database refuses
         every task.
         """
-        self._unreported += refused  # kept until they are recorded
+        self._unreported += refused  # the refusals are kept until they are recorded
         noted = [self._note_new(pipeline, one) for one in self._unreported]
         new = [one for one in noted if one is not None]
         self._unreported = []
@@ -448,7 +449,7 @@ class Blocked:
                 _log_database(action, found)
 
     def _note_new(self, pipeline: Pipeline, refusal: Refusal) -> Refusal | None:
-        """Record a refusal; None if a worker has already recorded it."""
+        """Record a refusal; return None if a worker has already recorded it."""
         if self._clock() < self._locked_until:
             self._unrecorded.append(refusal)
             return refusal
@@ -468,8 +469,8 @@ class Blocked:
         return refusal._replace(task_options=found[0].task_options) if found else None
 
     def update_record(self, pipeline: Pipeline) -> None:
-        """Record the refusals that could not be recorded while the table was locked. Once no task or run
-        is known to be blocked, delete the rows of tasks and runs that no longer are.
+        """Record the refusals that could not be recorded while the table was locked. When no task or run is
+        known to be blocked, delete the rows of tasks and runs that are no longer blocked.
         """
         if self._unrecorded and self._clock() >= self._locked_until:
             unrecorded, self._unrecorded = self._unrecorded, []

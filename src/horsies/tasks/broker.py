@@ -1,7 +1,6 @@
-"""The broker: runs scripts of statements on the right connection and turns failures into values.
-
-Every database operation by a producer goes through ``perform``. ``perform`` never raises for operational
-failures; ``db/errors.py`` classifies them. The first statement brings the schema up to date.
+"""The broker: runs scripts of statements on a suitable connection and turns failures into values. Every
+database operation of a producer uses ``perform``, which never raises for operational failures;
+``db/errors.py`` classifies the failures. The first statement brings the schema up to date.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ class PayloadMismatchError(Exception):
 class PostgresBroker:
     """One process's access to the database: pools, schema, and result waiters.
 
-    Without ``migrates`` it never changes a table: an outdated schema is a failure. With ``limits``, no
+    Without ``migrates`` it never changes a table, and an outdated schema is a failure. With ``limits``, no
     statement waits for long, and a failure names the session that holds the lock.
     """
 
@@ -168,7 +167,7 @@ class PostgresBroker:
         self._waiters: Waiters | None = None
         # Explains why a task has not ended, for the message of a wait that times out.
         self.find_obstacle: FindObstacle | None = None
-        # Replaced in a forked process, because one of the parent's threads may have held the lock
+        # The lock is replaced in a forked process, because one of the parent's threads may have held it
         # during the fork.
         self._locks: dict[int, threading.Lock] = {}
         # A forked process inherits this value, because the schema belongs to the database.
@@ -190,8 +189,8 @@ class PostgresBroker:
         return self._waiters
 
     def skip_schema_check(self) -> None:
-        """Skip the check of the schema before the first statement, because this child's worker has
-        already made it.
+        """Skip the check of the schema before the first statement, because this child's worker has already
+        checked the schema.
 
         The check opens a separate session. After a server crash, it would make a send inside a task's
         transaction fail, although only the session of that transaction matters.
@@ -248,7 +247,7 @@ class PostgresBroker:
         atomic: bool = False,
         read_only: bool = False,
     ) -> BrokerResult[T]:
-        """``perform`` on the running event loop's connections."""
+        """Like ``perform``, but on the running event loop's connections."""
         logged = self.config.echo
         try:
             if not self._is_schema_ready:
@@ -281,8 +280,8 @@ class PostgresBroker:
         """Run a script that stores tasks or runs; ``resend`` repeats it up to three times after
         transient failures.
 
-        Every repetition must use the same ids and fingerprints, so that nothing is stored twice after a
-        lost answer.
+        Every repetition must use the same ids and fingerprints, so that no task is stored twice after a lost
+        response.
         """
         code = BrokerErrorCode.ENQUEUE_FAILED
         for delay_seconds in resend_delays(resend, transaction):
@@ -311,10 +310,8 @@ class PostgresBroker:
     def insert(
         self, statement: Statement[Any, TaskId], row: InsertTask
     ) -> BrokerResult[str] | None:
-        """Insert one task in one round trip and return its id; None if the id or key is already used.
-
-        This is possible only if ``is_direct``. The layers that it bypasses would take half of the
-        processor time of a send.
+        """Insert one task in one round trip and return its id; None if the id or key is already used. Allowed
+        only if ``is_direct``. The bypassed layers would take half of the processor time of a send.
         """
         try:
             self._ensure_schema()
@@ -334,7 +331,7 @@ class PostgresBroker:
     async def insert_async(
         self, statement: Statement[Any, TaskId], row: InsertTask
     ) -> BrokerResult[str] | None:
-        """``insert`` on the running event loop's connections."""
+        """Like ``insert``, but on the running event loop's connections."""
         try:
             if not self._is_schema_ready:
                 await asyncio.to_thread(self._ensure_schema)
@@ -487,8 +484,8 @@ class PostgresBroker:
 
 
 def resend_delays(resend: bool, transaction: object) -> Sequence[float]:
-    """Return the waits before each repetition of a failed send."""
-    # A transaction of the caller has failed as a whole, and only the caller can repeat it.
+    """Return the delays before the repetitions of a failed send."""
+    # A failed transaction of the caller can be repeated only by the caller.
     return RESEND_DELAYS_SECONDS if resend and transaction is None else ()
 
 
@@ -559,7 +556,7 @@ def build_broker(
     migrates: bool = True,
     find_obstacle: FindObstacle | None = None,
 ) -> PostgresBroker:
-    """Return a broker that connects on first use; HRS-211 if it cannot even be built."""
+    """Return a broker that connects on first use; raise HRS-211 if the broker cannot be built."""
     try:
         broker = PostgresBroker(config, role=role, migrates=migrates)
     except HorsiesError:

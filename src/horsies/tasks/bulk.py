@@ -1,5 +1,4 @@
-"""Sends many tasks: a stream of calls becomes chunks of rows, which are stored in one transaction, all or
-none.
+"""Sends many tasks: a stream of calls becomes chunks of rows, which are all stored in one transaction.
 
 A chunk is encoded while the server inserts the previous chunk. Memory holds the rows of two chunks, and
 16 bytes for each task sent. Hooks and spans need the number of calls, so if there are hooks or spans, all
@@ -67,10 +66,10 @@ Handles = Sequence[TaskHandle[T]]
 # The server takes 10 ms for a statement with a thousand rows, including 0.1 ms for the statement itself.
 CHUNK_CALLS = 1_000
 CHUNK_CHARACTERS = 1_000_000
-# A chunk of one row would send a different notification, which names the row. To avoid this, the last
+# A chunk of one row would send a different notification, which contains the row's id. To avoid this, the last
 # chunk takes over two calls from the previous chunk.
 _CARRIED = 2
-# Above this size, rows that are kept for a resend are written to a temporary file.
+# The size above which rows that are kept for a resend are written to a temporary file.
 KEPT_BYTES_IN_MEMORY = 8_000_000
 _STORING = BrokerErrorCode.ENQUEUE_FAILED
 # The columns that differ between the rows of a chunk.
@@ -78,7 +77,7 @@ _COLUMNS = ("ids", "args", "kwargs", "enqueue_shas", "lane_keys", "lanes")
 
 
 def send_many(sender: Sender, calls: Iterable[TaskCall[T]]) -> TaskSendResult[Handles[T]]:
-    """Check and store all calls, or none of them."""
+    """Check all calls and store all of them, or none after an error."""
     match _prepare(sender, calls):
         case Err() as unsent:
             return reported(sender, unsent)
@@ -91,7 +90,7 @@ def send_many(sender: Sender, calls: Iterable[TaskCall[T]]) -> TaskSendResult[Ha
 async def send_many_async(
     sender: Sender, calls: Iterable[TaskCall[T]]
 ) -> TaskSendResult[Handles[T]]:
-    """Like ``send_many``, but block the event loop only while a chunk is encoded."""
+    """Like ``send_many``, but block the event loop only during the encoding of a chunk."""
     match _prepare(sender, calls):
         case Err() as unsent:
             return reported(sender, unsent)
@@ -314,7 +313,7 @@ class _Bulk(Generic[T]):
         self._handles: list[TaskHandle[T]] | TaskHandles[T] = [] if has_list else TaskHandles(make)
 
     def store(self) -> BrokerResult[None]:
-        """Insert all rows; repeat after a transient failure if the application is configured to."""
+        """Insert all rows; repeat the insert after a transient failure if the configuration allows it."""
         stored = self._store_first()
         for delay_seconds in self._delays:
             if not self._is_repeatable(stored):

@@ -31,7 +31,7 @@ from horsies.tasks.send import PreparedSend, Producer, Sender
 
 
 def _anything(**arguments: Any) -> TaskResult[Any, TaskError]:
-    """Stands in for a task function whose code is elsewhere."""
+    """Represents a task function whose code this process does not have."""
     raise NotImplementedError
 
 
@@ -62,7 +62,7 @@ def prepare_by_name(
     arguments: Arguments,
     keywords: SendKeywords,
 ) -> Ready:
-    """Check a send by name; ``find`` returns the task with that name if this application has one."""
+    """Check a send by name; ``find`` returns the task with that name, if this application has it."""
     known = _known(find, task_name)
     options = send_options(keywords)
     queue_name, options = options.queue_name, replace(options, queue_name=None)

@@ -1,4 +1,4 @@
-"""The checks made before anything runs: imports, error codes, retry policies, the database.
+"""The checks before the start of an application: imports, error codes, retry policies, the database.
 
 `Horsies.check` runs them phase by phase, and so does a worker when it starts.
 """
@@ -39,8 +39,8 @@ from horsies.retry import RetryPolicy, rule_text
 from horsies.tasks.definition import TaskDefinition
 
 _OWN_NAME = "choose a name of your own: built-in codes mean that horsies itself found the error"
-# Built-in codes that a failed attempt cannot have: they belong to tasks that were not running or have not
-# failed.
+# Built-in codes that a failed attempt cannot have, because they belong to tasks that were not running or have
+# not failed.
 _UNRETRIED_CODES = {
     *RetrievalCode,
     OutcomeCode.TASK_CANCELLED,
@@ -86,8 +86,8 @@ def import_errors(
         try:
             import_entry(entry)
         except (Exception, SystemExit) as raised:
-            # Without this, a module that calls sys.exit would end the check, possibly with a success
-            # code.
+            # SystemExit is caught, because a module that calls sys.exit would end the check, possibly with a
+            # success code.
             problem = import_problem(entry, raised)
             many = problem.report.errors if isinstance(problem, MultipleValidationErrors) else None
             for error in many or [problem]:
@@ -148,7 +148,7 @@ def _policy_problems(policy: RetryPolicy | None) -> Iterator[str]:
 
 
 def policy_warnings(config: AppConfig, definitions: Iterable[TaskDefinition]) -> list[str]:
-    """Return, as sentences, the entries of ``auto_retry_for`` that no code of the application produces.
+    """Return a sentence for each entry of ``auto_retry_for`` that no code of the application produces.
 
     A code may come from exception mappers, default codes, and the functions and constants of every loaded
     module. Classes and enum members are not checked, because a misspelt class or member does not exist.
@@ -208,7 +208,7 @@ def _codes_in_modules(wanted: set[str], tasks: Iterable[TaskDefinition]) -> set[
     functions = [task.function for task in tasks]
     own = [function.__module__ for function in functions]
     found = {text for function in functions for text in _texts(function)} & wanted
-    seen: set[int] = set()  # most names in a module are imported ones
+    seen: set[int] = set()  # most names in a module are imported
     for name in [*own, *sys.modules]:
         module = sys.modules.get(name)
         for value in list(vars(module).values()) if isinstance(module, ModuleType) else ():

@@ -1,7 +1,5 @@
-"""Task definitions: the frozen result of decorating a function.
-
-``@app.task`` builds a definition after all checks at definition time. The producer reads it to send, and
-the child to call the function.
+"""Task definitions: the immutable results of decorating functions. ``@app.task`` builds a definition after
+all checks at definition time. Producers use it to send the task, children to call the function.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ LONGEST_RUN = timedelta(days=3650)
 TIMEOUT_PROBLEM = "timeout_ms must be a whole number of milliseconds from 100 to 2,147,483,647"
 MEMORY_LIMITS_MB = range(1, 2**24)
 RESERVED_PREFIX = "horsies."
-# The prefix of the names of tasks that deliver the events of webhooks; the webhook's name follows.
+# The prefix of the names of tasks that deliver the events of webhooks; the rest is the webhook's name.
 WEBHOOK_PREFIX = f"{RESERVED_PREFIX}webhook."
 FINDINGS_TASK = f"{RESERVED_PREFIX}findings"
 
@@ -75,7 +73,7 @@ class DurableTraits:
 
 @dataclass(frozen=True, slots=True)
 class TaskDefinition:
-    """All properties of a task that are known before it is sent."""
+    """All properties of a task that are known before a send."""
 
     name: str
     function: Callable[..., Any]
@@ -102,8 +100,8 @@ class TaskDefinition:
     def may_share_process(self) -> bool:
         """Whether async children may run the task.
 
-        They run neither tasks with a memory limit, because killing the process would end its other tasks
-        too, nor batched tasks, because async children do not collect batches.
+        They do not run tasks with a memory limit, because killing the process would end its other tasks too,
+        and they do not run batched tasks, because async children do not collect batches.
         """
         return self.is_async and self.memory_limit_mb is None and self.batch is None
 
@@ -132,7 +130,7 @@ class DecoratorOptions:
 def define(
     config: AppConfig, function: Any, task_name: str | None, options: DecoratorOptions
 ) -> TaskDefinition:
-    """Check a function and its options, and return the task they define."""
+    """Check a function and its options, and return the task that they define."""
     location = SourceLocation.from_function(function) if callable(function) else None
     _raise_first(_function_problems(function, options.unknown), location)
     name = _default_name(function, location) if task_name is None else task_name
@@ -193,7 +191,9 @@ def _defined(
 
 
 def durable_policy(policy: RetryPolicy | None) -> RetryPolicy:
-    """The default retry policy of a durable function: a crash or a stop of its process does not end a run."""
+    """The default retry policy of a durable function, with which a crash or a stop of its process does not
+    end a run.
+    """
     return policy or RetryPolicy.exponential(
         1, max_retries=100, max_delay_seconds=60, auto_retry_for=[_LOST_RUN, "WORKER_STOPPED"]
     )
@@ -302,7 +302,9 @@ def _default_name(function: FunctionType, location: SourceLocation | None) -> st
             f"Task function {function.__name__!r} needs a name, because {problem}.",
             code=ErrorCode.TASK_INVALID_OPTIONS,
             location=location,
-            notes=["without a name it is module.function, and producers and workers have to agree"],
+            notes=[
+                "without a name it is module.function, which must be the same for producers and workers"
+            ],
             help_text=f'write @app.task("{function.__name__}")',
         ) from problem
 
@@ -331,8 +333,8 @@ def is_storable_name(name: str) -> bool:
 
 
 def _wraps_another(function: FunctionType) -> bool:
-    """Return whether this is a decorator's wrapper, which passes on all its arguments; functools.wraps is
-    not required.
+    """Return whether a function is a decorator's wrapper that passes on all its arguments, even without
+    functools.wraps.
     """
     if hasattr(function, "__wrapped__"):
         return True
@@ -517,7 +519,7 @@ def _fixed_key_problems(name: str, options: DecoratorOptions) -> Iterator[_Probl
 
 
 def _fixed_key(name: str, options: DecoratorOptions) -> TaskKey | None:
-    """Return the key that all calls of a task share: the task's rate applies to this key, and a batch has
+    """Return the key that all calls of a task share, because a rate applies to one key and a batch contains
     tasks of one key only.
     """
     if options.key is not None or (options.rate is None and options.batch is None):

@@ -97,7 +97,7 @@ class TaskActionErrorCode(StrEnum):
     """The reasons for which an action on a task is rejected."""
 
     TASK_NOT_FOUND = "TASK_NOT_FOUND"
-    """There is no such task."""
+    """No task has this id."""
     TASK_NOT_CANCELLABLE = "TASK_NOT_CANCELLABLE"
     """The task has already ended, or it is running and ``include_running`` is false."""
     TASK_NOT_RETRYABLE = "TASK_NOT_RETRYABLE"
@@ -115,7 +115,7 @@ class TaskActionErrorCode(StrEnum):
     TASK_ENDED = "TASK_ENDED"
     """``signal``, ``resume`` or ``reset`` was called for a run that has ended."""
     SIGNAL_NOT_FOUND = "SIGNAL_NOT_FOUND"
-    """The durable function declares no such signal."""
+    """The durable function does not declare a signal with this name."""
     STEP_NOT_FOUND = "STEP_NOT_FOUND"
     """``reset`` was called with a step that is not recorded."""
     VALIDATION_FAILED = "VALIDATION_FAILED"
@@ -146,8 +146,8 @@ class TaskActionError:
 class TaskCancelled:
     """A cancellation that took effect.
 
-    ``was_status`` is the status before the cancellation. A RUNNING task has been asked to stop: its
-    outcome becomes TASK_CANCELLED once its worker has stopped it.
+    ``was_status`` is the status before the cancellation. A RUNNING task was requested to stop: its outcome
+    becomes TASK_CANCELLED when its worker has stopped it.
     """
 
     task_id: str
@@ -163,14 +163,12 @@ def info_script(
     include_failed_reason: bool,
     include_attempts: bool,
 ) -> Script[TaskInfo | None]:
-    """Read one task's state; None if there is no such task."""
+    """Read one task's state; None if no task has this id."""
     if (stored := stored_form(task_id)) is None:
         return None
     read = read_task(stored, include_result, include_failed_reason)
     progress: TaskProgress | None = None
-    for _ in range(
-        2
-    ):  # the next attempt may start, and report progress, between the two statements
+    for _ in range(2):  # between the two statements, the next attempt may start and report progress
         rows: list[TaskRow] = yield read
         if not rows:
             return None
@@ -208,7 +206,7 @@ def _info(row: TaskRow, results: ResultCodec | None) -> TaskInfo:
 
 
 def result_of(row: OutcomeRow, results: ResultCodec | None) -> TaskResult[Any, TaskError]:
-    """Return a task's result from its row; an unfinished task gives an error result."""
+    """Return a task's result from its row; for an unfinished task, return an error result."""
     match TaskStatus(row.status):
         case TaskStatus.CANCELLED:
             message = f"Task {row.id} was cancelled."
@@ -245,7 +243,7 @@ def _unread(key_id: str) -> str:
 
 
 def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResult[Any, TaskError]:
-    """Decode a stored result; an unreadable one becomes an error result."""
+    """Decode a stored result; an unreadable result becomes an error result."""
     if (key_id := missing_key(text)) is not None:
         if text.startswith('{"err":'):
             return decode_untyped(masked(text)).unwrap()  # the error's code is readable
@@ -258,8 +256,8 @@ def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResul
         case Ok(result):
             return result
         case Err(problem):
-            # If the error has a path, the value was read but no longer fits its type; without a path, it
-            # could not be read at all.
+            # If the error has a path, the value was read but no longer fits its type; without a path, the
+            # value could not be read.
             return error_result(
                 ContractCode.PYDANTIC_HYDRATION_ERROR
                 if problem.path
@@ -347,7 +345,7 @@ class TaskHandle(Generic[T]):
             warn_of_nested_wait(task_id)
         future = self._broker.waiters.watch(task_id, once=timeout_ms == 0)
         try:
-            # Only a signal handler can raise here, and its exception is meant for the caller.
+            # Only a signal handler can raise an exception here, and that exception is meant for the caller.
             wait_for(future, seconds_to_wait(timeout_ms))
         finally:
             unread = self._broker.waiters.forget(task_id, future)
@@ -371,11 +369,11 @@ class TaskHandle(Generic[T]):
         return value_or_raise(self.task_id, self.get(timeout_ms))
 
     async def result_async(self, timeout_ms: int | None = None) -> T:
-        """``result`` without blocking the event loop."""
+        """Like ``result``, but without blocking the event loop."""
         return value_or_raise(self.task_id, await self.get_async(timeout_ms))
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
-        """``get`` without blocking the event loop."""
+        """Like ``get``, but without blocking the event loop."""
         if self._cached is not None:
             return self._cached
         task_id = stored_form(self.task_id)
@@ -407,7 +405,7 @@ class TaskHandle(Generic[T]):
         include_failed_reason: bool = False,
         include_attempts: bool = False,
     ) -> BrokerResult[TaskInfo | None]:
-        """Return the task's stored state; Ok(None) if there is no such task."""
+        """Return the task's stored state; Ok(None) if the task does not exist."""
         if self._broker is None:
             return Err(_NO_BROKER)
         flags = (include_result, include_failed_reason, include_attempts)
@@ -421,7 +419,7 @@ class TaskHandle(Generic[T]):
         include_failed_reason: bool = False,
         include_attempts: bool = False,
     ) -> BrokerResult[TaskInfo | None]:
-        """``info`` without blocking the event loop."""
+        """Like ``info``, but without blocking the event loop."""
         if self._broker is None:
             return Err(_NO_BROKER)
         flags = (include_result, include_failed_reason, include_attempts)
@@ -447,13 +445,13 @@ class TaskHandle(Generic[T]):
         return watch(self.info, self._broker, self.task_id, timeout_ms)
 
     def watch_async(self, timeout_ms: int | None = None) -> AsyncIterator[TaskInfo]:
-        """``watch`` without blocking the event loop."""
+        """Like ``watch``, but without blocking the event loop."""
         return watch_async(self.info_async, self._broker, self.task_id, timeout_ms)
 
     def cancel(
         self, *, include_running: bool = True, reason: str | None = None
     ) -> Result[TaskCancelled, TaskActionError]:
-        """Cancel a waiting task immediately; ask a running task's worker to stop it.
+        """Cancel a waiting task immediately; request the worker of a running task to stop it.
 
         The reason and the author are recorded; see ``horsies.monitoring.acting_as``.
         """
@@ -467,7 +465,7 @@ class TaskHandle(Generic[T]):
     async def cancel_async(
         self, *, include_running: bool = True, reason: str | None = None
     ) -> Result[TaskCancelled, TaskActionError]:
-        """``cancel`` without blocking the event loop."""
+        """Like ``cancel``, but without blocking the event loop."""
         if self._broker is None:
             return Err(_action_failed(self.task_id, _NO_BROKER))
         action, script = self._cancel(include_running, reason)
@@ -483,8 +481,7 @@ class TaskHandle(Generic[T]):
 
     def _read(self, row: OutcomeRow | None) -> TaskResult[T, TaskError]:
         result = _not_found(self.task_id) if row is None else result_of(row, self._results)
-        # A missing task may still be committed, and an unreadable result may be readable at the next
-        # attempt.
+        # A missing task may be committed later, and an unreadable result may be readable at the next attempt.
         code = result.err.error_code if result.err is not None else None
         if not isinstance(code, RetrievalCode) and code != OperationalErrorCode.BROKER_ERROR:
             self._cached = result
@@ -509,14 +506,12 @@ def _cancel_script(
 def action_result(
     task_id: str, done: BrokerResult[Result[T, TaskActionError]]
 ) -> Result[T, TaskActionError]:
-    """Return the answer of an action's script, or the failure of the broker that ran the script."""
+    """Return the result of an action's script, or the failure of the broker that ran the script."""
     return Err(_action_failed(task_id, done.value)) if isinstance(done, Err) else done.value
 
 
 def task_action(verb: str, task_id: str, reason: str | None = None) -> Action:
-    """Return the record of a change to one task; its subject is the id in the form that the database
-    writes.
-    """
+    """Return the record of a change to one task; its subject is the task's id as the database formats it."""
     return recording.Action(verb, f"task {stored_form(task_id) or task_id}", reason)
 
 

@@ -34,7 +34,7 @@ class Hooks:
 
 
 def add_once(hooks: list[Any], hook: object) -> None:
-    """Append a hook unless it is already registered; this happens if a module is imported twice."""
+    """Append a hook unless it is already registered, which it is if its module is imported twice."""
     if not any(hook is known for known in hooks):
         hooks.append(hook)
 
@@ -116,15 +116,15 @@ def _takes(hook: Any, *arguments: object) -> bool:
 
 
 def as_plain_calls(hooks: Sequence[ChildProcessHook]) -> list[Callable[[], object]]:
-    """Return the hooks as functions that return when the hook is done; coroutines run on the event loop
-    that asynchronous tasks use later.
+    """Return the hooks as synchronous functions; coroutines run on the event loop that asynchronous tasks use
+    later.
     """
     return [_to_its_end(hook) for hook in hooks]
 
 
 def _to_its_end(hook: Callable[[], Any]) -> Callable[[], object]:
     def call() -> object:
-        # decided at the call, because a wrapped coroutine function does not reveal its kind
+        # the kind is determined at the call, because a wrapped coroutine function does not reveal it
         returned = hook()
         return run_coroutine(returned) if inspect.iscoroutine(returned) else returned
 
@@ -200,11 +200,13 @@ class _Around:
             await self._refuse_second_yield()
 
     async def fail(self, error: BaseException) -> None:
-        """Throw the task's exception into the hook, which may replace it but not turn it into a success."""
+        """Throw the task's exception into the hook, which may replace the exception but not turn it into a
+        success.
+        """
         try:
             has_yielded = await self._step("throw", error)
         except BaseException as raised:
-            # If this exception would end a generator, Python wraps it in a RuntimeError.
+            # Python wraps an exception that would end a generator, such as StopIteration, in a RuntimeError.
             ends = isinstance(error, StopIteration | StopAsyncIteration)
             is_wrapped = ends and raised.__cause__ is error
             if raised is error or is_wrapped:
@@ -214,7 +216,7 @@ class _Around:
             await self._refuse_second_yield()
 
     async def _step(self, method: str, argument: object) -> bool:
-        """Resume the hook's generator; True if it yielded, False if it has finished."""
+        """Resume the hook's generator; return True if it yielded, False if it has finished."""
         try:
             if self.is_async:
                 await getattr(self._generator, f"a{method}")(argument)

@@ -1,7 +1,7 @@
 """Calls a task's function, in a child process or directly through ``task(...)``.
 
-Exceptions become errors through the exception mappers; only a stop request and Ctrl-C propagate.
-Coroutines run on an event loop that is kept between tasks.
+Exception mappers turn exceptions into errors; only a stop request and Ctrl-C propagate. Coroutines run on an
+event loop that is kept between tasks.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def call_plain(definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mappin
 def call_problem(
     definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str | None:
-    """Return why a send would reject these arguments, or None. Arguments that a workflow passes are
-    ignored, because they are not sent.
+    """Return the reason why a send would reject these arguments, or None. Arguments that a workflow passes
+    are ignored, because they are not sent.
     """
     if definition.durable is not None:
         raise DurableMisuse(
@@ -131,8 +131,8 @@ def call_function(
     kwargs: Mapping[str, Any],
     clean_up: Callable[[], None] = _do_nothing,
 ) -> TaskResult[Any, TaskError] | TaskError:
-    """Call the task function, then `clean_up`. Return its unchecked result; or an error if the function
-    raised, or should have returned a TaskResult. Raises only TaskStopped and KeyboardInterrupt.
+    """Call the task function, then `clean_up`. Return the function's unchecked result, or an error if it
+    raised or should have returned a TaskResult. Raises only TaskStopped and KeyboardInterrupt.
     """
     try:
         value = definition.function(*args, **kwargs)
@@ -140,7 +140,7 @@ def call_function(
             value = run_coroutine(value)
     except (KeyboardInterrupt, TaskStopped):
         raise
-    except BaseException as error:  # sys.exit() in a task is that task's failure, not the process's
+    except BaseException as error:  # sys.exit() in a task must fail only the task
         return _raised_error(config, definition, error)
     finally:
         clean_up()
@@ -150,8 +150,8 @@ def call_function(
 async def await_function(
     config: AppConfig, definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> TaskResult[Any, TaskError] | TaskError:
-    """Like ``call_function``, but on the caller's event loop; if the coroutine is cancelled, that becomes
-    an error.
+    """Like ``call_function``, but on the caller's event loop; a cancellation of the coroutine becomes an
+    error.
     """
     try:
         value = definition.function(*args, **kwargs)
@@ -191,8 +191,7 @@ def _warn_about_code(task_name: str, code: str) -> None:
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine to completion; in the main thread, on the event loop that is kept between tasks."""
-    # An event loop serves only one thread, and only the main thread runs tasks often enough to keep a
-    # loop.
+    # An event loop serves only one thread, and only the main thread runs enough tasks to keep a loop.
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(coroutine)
     return _kept_loop().run(coroutine)
@@ -241,8 +240,8 @@ class _KeptLoop:
         finally:
             main, self._main = self._main, None
             if self._is_stopped or main is None or not main.done():
-                # asyncio tasks that are left on this loop are cancelled now, so that they clean up; no
-                # other loop will continue them.
+                # The remaining asyncio tasks of this loop are cancelled, so that they clean up; no other loop
+                # will continue them.
                 _kept_loops.clear()
                 self._runner.close()
 
@@ -267,7 +266,7 @@ class _KeptLoop:
             main.cancel()
 
 
-# One loop per process, kept between tasks so that clients cached by async tasks stay usable.
+# The process keeps one loop between tasks, so that clients cached by async tasks stay usable.
 _kept_loops: dict[int, _KeptLoop] = {}
 
 
@@ -309,7 +308,7 @@ def _plain_fault(value: object, expected: str, problem: CodecError) -> str:
 
 def _failure_error(config: AppConfig, definition: TaskDefinition, failure: TaskFailed) -> TaskError:
     if failure.task_id is not None and isinstance(failure.code, Enum):
-        # A built-in code describes the other task, whose `result()` raised the exception.
+        # A built-in code describes a different task, whose `result()` raised the exception.
         return _exception_error(config, definition, failure)
     if failure.code in BUILTIN_CODE_REGISTRY:
         problem = ValueError(
@@ -317,14 +316,14 @@ def _failure_error(config: AppConfig, definition: TaskDefinition, failure: TaskF
             "raise your own code, such as CARD_REFUSED"
         ).with_traceback(failure.__traceback__)
         return _exception_error(config, definition, problem)
-    # The cause is passed as a description: an exception object would be logged, and retried according to
-    # its class.
+    # The cause is passed as a description, because an exception object would be logged and would decide about
+    # a retry by its class.
     cause = None if failure.__cause__ is None else describe_exception(failure.__cause__)
     try:
         error = TaskError(
             error_code=failure.code, message=failure.message, data=failure.data, exception=cause
         )
-    except ValidationError as refused:  # a reserved code, or one that is not a text
+    except ValidationError as refused:  # a reserved code, or a code that is not a text
         reason = refused.errors()[0]["msg"].removeprefix("Value error, ")
         mistake = ValueError(f"the TaskFailed cannot be stored: {reason}")
         mistake.__cause__ = failure

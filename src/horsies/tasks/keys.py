@@ -1,7 +1,6 @@
-"""Keys of tasks: which key a call has, and the lane of a key. Pure.
-
-A key names whom a task works for, such as a tenant. Within a queue, keys take turns, and each key can
-have its own limits; ``db/functions/19_keys.sql`` has the mechanism.
+"""Keys of tasks: determines the key of a call and the lane of a key, without I/O. A key identifies the party
+for which a task works, such as a tenant. Within a queue, keys take turns, and each key can have its own
+limits; ``db/functions/19_keys.sql`` describes the mechanism.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def lane_of(queue_name: str, key: str) -> Lane:
 
 
 def lane_key_problem(key: object, source: str = "key") -> str | None:
-    """Return the reason why a value cannot be a key, or None; `source` says where the value comes from."""
+    """Return the reason why a value cannot be a key, or None; `source` describes the origin of the value."""
     if not isinstance(key, str):
         return f"{source} must be a text, not {type(key).__name__}"
     if not 1 <= len(key) <= LANE_KEY_LENGTH_MAX:
@@ -46,9 +45,7 @@ def lane_key_problem(key: object, source: str = "key") -> str | None:
 
 
 def key_of_task(name: str) -> str:
-    """Return the key of a task that has a rate, or batches, but no other key. All calls of the task share
-    this key.
-    """
+    """Return the key that all calls of a task share if the task has a rate, or batches, but no other key."""
     return f"task:{name}"
 
 
@@ -75,7 +72,7 @@ class TaskKey:
     def of_parameter(
         cls, name: str, function: Callable[..., Any], parameters: CallSignature
     ) -> TaskKey | None:
-        """Return the key source for this parameter; None if callers cannot pass such a parameter."""
+        """Return the key source for this parameter; None if callers cannot pass the parameter."""
         names = parameters.names
         if name not in names.spots and name not in names.positional:
             return None

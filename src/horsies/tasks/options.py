@@ -24,7 +24,7 @@ DELAY_SECONDS_MAX = SECONDS_MAX
 # A thousand years stand for no limit, because PostgreSQL before version 17 has no infinite interval.
 KEPT_FOREVER_SECONDS = 1_000 * 366 * 86_400.0
 
-# Limits the length of names in messages, because callers may pass anything.
+# Limits the length of names in messages, because callers may pass names of any length.
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 100
 
@@ -33,7 +33,7 @@ _EMPTY_ASYNC = '{"async":true,"retry_policy":null,"good_until":null}'
 
 
 class Unset(Enum):
-    """Marks an option that was omitted, where None would be a valid value."""
+    """Marks an omitted option, because None is a valid value."""
 
     UNSET = "UNSET"
 
@@ -60,7 +60,7 @@ class Debounce:
     quiet: timedelta
     """How long to wait after the latest send before the task runs."""
     at_most: timedelta
-    """The longest time that the task waits in total."""
+    """The maximum time that the task waits in total."""
 
 
 class SendKeywords(TypedDict, total=False):
@@ -120,10 +120,8 @@ def send_options(keywords: Mapping[str, Any]) -> SendOptions:
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """The options with which a task is stored, in the column ``task_options``.
-
-    They alone decide about the task's retries, even after a deployment that has changed the policy of its
-    function.
+    """The options of a stored task, in the column ``task_options``. Only these options decide about the
+    task's retries, even after a deployment that has changed the policy of its function.
 
     Example:
         TaskOptions.from_json(row["task_options"]).headers
@@ -170,7 +168,7 @@ class TaskOptions:
         )
 
 
-# The options of a plain ``task.send``. They are recognised by identity and need no checks.
+# The options of a plain ``task.send``, which are recognised by identity and need no checks.
 NO_OPTIONS = SendOptions()
 
 
@@ -222,7 +220,7 @@ def with_overrides(
 
 
 def retention_seconds(config: AppConfig, queue_name: str, options: SendOptions) -> float | None:
-    """Return how long this task is kept after it has ended: the retention of the send, or else of the
+    """Return how long this task is kept after its end: the retention of the send or, without it, of the
     queue.
     """
     if options.retention is not None:
@@ -239,7 +237,7 @@ def encode_options(
     good_until: datetime | None,
     headers: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the options to store with the row; they alone decide about its retries, even after a
+    """Return the options to store with the row; only these options decide about its retries, even after a
     deployment.
     """
     policy = definition.retry_policy
@@ -364,7 +362,7 @@ def _stored_problem(options: SendOptions) -> str | None:
 
 
 def with_inherited(headers: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Return the running task's headers merged with the send's own, which take precedence."""
+    """Return the running task's headers merged with the headers of the send, which take precedence."""
     return inherited_headers() if headers is None else {**inherited_headers(), **headers}
 
 

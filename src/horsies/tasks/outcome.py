@@ -1,7 +1,6 @@
-"""Outcomes: what a finished attempt means for its task, and the statements that record it.
-
-An attempt ends when its child reports or dies, or when its worker is lost. The decisions are pure; the
-retry rules are in ``retry.py``. The statement that records a retry checks ``good_until`` against the
+"""Outcomes: decides how a finished attempt changes its task, and returns the statements that record the
+outcome. An attempt ends when its child reports or dies, or when its worker is lost. The decisions need no
+I/O; the retry rules are in ``retry.py``. The statement that records a retry checks ``good_until`` against the
 database's clock.
 """
 
@@ -58,15 +57,14 @@ _SUCCEEDED, _ATTEMPT_SUCCEEDED = TaskStatus.COMPLETED, TaskAttemptOutcome.COMPLE
 
 
 class Outcome(NamedTuple):
-    """A finished attempt to record. With ``delay_seconds`` the task is retried unless its ``good_until``
-    is earlier, up to ``max_retries`` times if that exceeds its own limit. ``retry_reason`` names the rule
-    that decided. ``if_cancelled`` is recorded instead if the task has an accepted cancellation.
-    ``run_us`` is how many microseconds the attempt ran, if known. With ``is_recorded``, the child has
-    recorded the outcome in the task's transaction. With ``is_in_doubt``, the child may have recorded an
-    outcome, and this outcome counts only if it has not. With ``park``, the attempt has not ended: its run
-    waits, and will continue in any child. ``fingerprint``, ``exception_type`` and ``raised_in`` identify
-    the reason of a failure. If logs are kept, ``log`` is the log of the attempt and ``attempt`` its
-    number.
+    """A finished attempt to record. With ``delay_seconds`` the task is retried unless its ``good_until`` is
+    earlier, up to ``max_retries`` times if that exceeds its own limit. ``retry_reason`` names the rule that
+    decided. ``if_cancelled`` is recorded instead if the task has an accepted cancellation. ``run_us`` is how
+    many microseconds the attempt ran, if known. With ``is_recorded``, the child has recorded the outcome in
+    the task's transaction. With ``is_in_doubt``, the child may have recorded an outcome, which then replaces
+    this one. With ``park``, the attempt has not ended: its run waits, and will continue in any child.
+    ``fingerprint``, ``exception_type`` and ``raised_in`` identify the reason for a failure. If logs are kept,
+    ``log`` is the log of the attempt and ``attempt`` its number.
     """
 
     task_id: str
@@ -95,7 +93,7 @@ class Outcome(NamedTuple):
     @classmethod
     def completed(cls, task: ClaimedTask, result: str, run_us: int | None = None) -> Outcome:
         """Return the outcome of a function that returned a success."""
-        # Arguments by position, because keywords take three times as long, for every task.
+        # The arguments are positional, because keywords would take three times as long for every task.
         return cls(
             task.id,
             task.generation,
@@ -117,7 +115,7 @@ class Outcome(NamedTuple):
         attempt_outcome: TaskAttemptOutcome = TaskAttemptOutcome.FAILED,
         decision: RetryDecision = _FINAL,
     ) -> Outcome:
-        """Return the outcome of a task that ended without a result; its error result is created here."""
+        """Return the outcome of a task that ended without a result, including the error result for it."""
         return cls(
             task_id=task.id,
             generation=task.generation,
@@ -164,8 +162,8 @@ def outcome_of_report(
     run_us: int | None = None,
     random: Callable[[], float] = random_module.random,
 ) -> Outcome:
-    """Return the outcome for a function that returned, raised, or left its run to wait; an error may be
-    retried.
+    """Return the outcome for a function that returned, raised, or was left because its run waits; an error
+    may be retried.
     """
     if report.park is not None:
         if (text := report.park.cancelled) is not None:
@@ -237,14 +235,14 @@ def outcome_of_error(
 def outcome_of_crash(
     task: ClaimedTask, description: str, random: Callable[[], float] = random_module.random
 ) -> Outcome:
-    """Return the outcome for a child that died without a report; what user code did is unknown."""
+    """Return the outcome for a child that died without a report; the effects of user code are unknown."""
     return _crashed(task, f"The process running the task died: {description}.", random)
 
 
 def outcome_of_loss(
     task: AbandonedTask, random: Callable[[], float] = random_module.random
 ) -> Outcome:
-    """Return the outcome for a task whose worker was lost; what user code did is unknown."""
+    """Return the outcome for a task whose worker was lost; the effects of user code are unknown."""
     worker = f"worker {task.worker_id}, process {task.worker_pid}"
     reason = f"The worker running the task is gone ({worker if task.worker_id else 'unknown'})."
     return _crashed(task, reason, random)
@@ -413,8 +411,8 @@ def logging_steps(outcomes: Sequence[Outcome]) -> list[Step]:
 def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:
     """Return the statement that locks these runs' trees, if there are any.
 
-    Run rows are locked before task rows, which rules out deadlocks. So this statement comes before all
-    statements on the tasks of these runs.
+    This statement must precede all statements on the tasks of these runs: run rows are locked before task
+    rows, to prevent deadlocks.
     """
     runs = {workflow_id for workflow_id in workflow_ids if workflow_id is not None}
     return [lock_runs(sorted(runs))] if runs else []
@@ -470,11 +468,11 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[
 
 
 def _may_be_cancelled(outcome: Outcome) -> bool:
-    """Return whether an accepted cancellation may have ended the attempt, or the attempt's process died after
-    one.
+    """Return whether an accepted cancellation may have ended the attempt, or the process of the attempt died
+    after an accepted cancellation.
     """
     if outcome.park is not None:
-        return False  # the statement that parks the run finds this out
+        return False  # the statement that parks the run detects the cancellation
     is_interrupted = outcome.attempt_outcome is TaskAttemptOutcome.WORKER_FAILURE
     return is_interrupted or outcome.status is TaskStatus.CANCELLED
 
@@ -506,5 +504,5 @@ def _newest(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
 def _columns(
     outcomes: Iterable[Outcome], fields: Callable[[Outcome], tuple[Any, ...]]
 ) -> Iterator[Any]:
-    # Lists, because the encoder would cache tuples.
+    # The columns are lists, because the encoder would cache tuples.
     return map(list, zip(*map(fields, outcomes), strict=True))

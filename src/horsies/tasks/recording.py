@@ -1,6 +1,7 @@
-"""Records the changes that people make: who changed a queue, task, run or schedule, and the outcome. A
-row in ``horsies_actions`` is written in the change's own transaction, even for a refused change. After
-the COMMIT, a line goes to the logger ``horsies.audit``. Neither contains task arguments or results.
+"""Records the changes that people make to queues, tasks, runs and schedules, with their authors and outcomes.
+A row in ``horsies_actions`` is written in the change's own transaction, even for a refused change. After the
+COMMIT, a line is written to the logger ``horsies.audit``. Rows and lines contain no task arguments or
+results.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ E = TypeVar("E")
 
 Source: TypeAlias = Literal["web", "cli", "program"]
 
-# The column lengths; a reason has no limit there, but nobody reads a longer one.
+# The lengths of the columns. The column of the reason has no limit, but longer reasons are not useful.
 _NAME_MAX = 255
 _DETAIL_MAX = 2_000
 
@@ -92,7 +93,7 @@ def acting_as(name: str, source: Source = "program") -> Iterator[None]:
 
 
 def current_actor() -> Actor:
-    """Return the author set by ``acting_as``, or else the user of this process."""
+    """Return the author set by ``acting_as`` or, without one, the user of this process."""
     return _actor.get() or Actor(process_user())
 
 
@@ -126,7 +127,7 @@ async def perform_action_async(
 
 
 class Columns(NamedTuple):
-    """Return the columns of a recorded change, with texts cut to length."""
+    """Return the columns of a recorded change, with texts truncated to the column lengths."""
 
     actor: str
     source: str

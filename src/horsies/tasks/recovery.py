@@ -1,7 +1,7 @@
-"""Recovery: end or release tasks whose worker is gone, and expire tasks past their deadline.
+"""Recovery: ends or releases tasks whose worker is lost, and expires tasks past their deadline.
 
-Every worker's reaper calls these functions, and operators can call them through the broker. A recovered
-task ends as if its process had crashed: the outcome and the statements are the same, and name the lost
+Every worker's reaper calls these functions, and operators can call them through the broker. A recovered task
+ends as if its process had crashed, with the same statements and the same outcome, which names the lost
 worker. Every batch is one transaction, and repeating a batch changes nothing.
 """
 
@@ -61,15 +61,15 @@ EXPIRED_RESULT = encode_task_error(
 
 
 def refuse_running_loop() -> None:
-    """Reject manual recovery inside an event loop, because an attempt to await its result would fail
-    after the change.
+    """Reject manual recovery inside an event loop, because awaiting its result would fail after the change
+    was made.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
     raise RuntimeError(
-        "Nothing was changed: inside an event loop, await the async version of this method, such as "
+        "No task was changed: inside an event loop, await the async version of this method, such as "
         "`await broker.requeue_stale_claimed_async()`."
     )
 
@@ -105,8 +105,8 @@ def expire_pending(pipeline: Pipeline) -> int:
 
 
 def end_late(pipeline: Pipeline, blocked: Blocked) -> int:
-    """Cancel runs that are past their deadline: all in one transaction, or each in its own after a
-    refusal.
+    """Cancel runs that are past their deadline: all in one transaction or, after a refusal, each in its own
+    transaction.
     """
     return blocked.isolated(
         pipeline,
@@ -175,14 +175,16 @@ def recover_found(
         (abandoned,) = pipeline.run([find(blocked.excluded())])
         changed = recover_tasks(pipeline, abandoned, blocked)
         recovered += changed
-        # If nothing changed, another process was first, or the database refused some tasks; the next
-        # batch leaves these tasks out.
+        # If no task changed, another process was faster, or the database refused some tasks, which the next
+        # batch skips.
         if not changed and not any(task.id in blocked.delays for task in abandoned):
             return recovered
 
 
 def recover_tasks(pipeline: Pipeline, abandoned: Sequence[AbandonedTask], blocked: Blocked) -> int:
-    """Release the tasks that had not started, end the others as crashed, and return how many rows changed."""
+    """Release the tasks that had not started, end all other tasks as crashed, and return how many rows
+    changed.
+    """
     changed = 0
     for answers in blocked.run_each(pipeline, abandoned, _recovery, _recovery_steps):
         outcomes = {
@@ -211,9 +213,8 @@ def _recovery(task: AbandonedTask) -> Change:
 
 
 def _recovery_steps(abandoned: Sequence[AbandonedTask]) -> list[Step]:
-    """Return the statements that recover these tasks and wake their queues in the same transaction.
-
-    Each task occupied a place under a cap, for which other tasks may be waiting.
+    """Return the statements that recover these tasks and notify the workers of their queues in the same
+    transaction. Other tasks may be waiting for the places that the recovered tasks occupied under a cap.
     """
     steps = locking_steps(task.workflow_id for task in abandoned)
     by_worker = sorted(abandoned, key=lambda task: task.worker_id or "")

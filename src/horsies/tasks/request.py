@@ -1,7 +1,7 @@
 """Requests: turn a call into the row to insert, or reject it with one sentence.
 
-This is the pure half of a send: check the options and arguments, encode the call, compute the
-fingerprint. It does no I/O, so ``send`` and ``send_async`` share all of it.
+This module is the part of a send without I/O: it checks the options and arguments, encodes the call and
+computes the fingerprint. ``send`` and ``send_async`` share this code.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TaskSendErrorCode(StrEnum):
     """The reasons for which a send stores no task."""
 
     SEND_SUPPRESSED = "SEND_SUPPRESSED"
-    """Sends are suppressed, by the import of task modules or by ``app.suppress_sends()``."""
+    """Sends are suppressed, during the import of task modules or by ``app.suppress_sends()``."""
     VALIDATION_FAILED = "VALIDATION_FAILED"
     """The call, a value or an option cannot be stored as it was passed."""
     ENQUEUE_FAILED = "ENQUEUE_FAILED"
@@ -115,7 +115,7 @@ class TaskSendError:
     code: TaskSendErrorCode
     """The reason why nothing was stored, or why it is in doubt whether the task was stored."""
     message: str
-    """A sentence that names the place and the fix."""
+    """A sentence with the position of the fault and the fix."""
     retryable: bool = False
     """Whether ``retry_send`` may repeat the request."""
     task_id: str | None = None
@@ -131,7 +131,7 @@ TaskSendResult: TypeAlias = Result[T, TaskSendError]
 
 
 class Stamp(NamedTuple):
-    """A request's id and time. Equal stamps give equal rows and fingerprints."""
+    """A request's id and time. Requests with equal stamps have equal rows and fingerprints."""
 
     task_id: str
     sent_at: datetime
@@ -144,7 +144,7 @@ class Request(NamedTuple):
     delay: timedelta | None
     enqueue_delay_seconds: float | None
     debounce: Debounce | None = None
-    # Return all digests with which an equal request with this idempotency key may have been stored.
+    # Return all digests that an equal request with this idempotency key may have in the database.
     known_shas: tuple[str, ...] = ()
 
     @property
@@ -191,7 +191,7 @@ def prepare(
 ) -> TaskSendResult[Request]:
     """Check and encode one call. Without a stamp, it gets a new id and the current time.
 
-    ``shared`` holds values of checked options, if the sender has already computed them.
+    ``shared`` contains the values of checked options, if the sender has already computed them.
     """
     if shared is None and (problem := option_problem(config, options, delay_seconds)):
         return Err(refused(definition, problem))
@@ -234,7 +234,7 @@ def call_key(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> CallKey:
-    """Return the key of a call: the key passed to the send, or else the task's own."""
+    """Return the key of a call: the key passed to the send or, without it, the key of the task."""
     if isinstance(options.key, Unset):
         found = _NO_KEY if definition.key is None else definition.key.of_call(args, kwargs)
     else:
@@ -252,7 +252,7 @@ _UNORDERED = ("priority", "at", "delay", "debounce")
 
 
 def fifo_problem(config: AppConfig, queue_name: str, option: str) -> str | None:
-    """Return the reason why a send with a key cannot choose its place in this queue, or None."""
+    """Return the reason why a send with a key cannot set its position in this queue, or None."""
     for queue in config.queues():
         if queue.name == queue_name and queue.per_key and queue.per_key.order == "fifo":
             return (
@@ -326,7 +326,7 @@ def run_hooks(
 def _refuse_coroutine(returned: object) -> None:
     if inspect.iscoroutine(returned):
         returned.close()
-        raise TypeError("it returned a coroutine, and synchronous sends cannot wait for one")
+        raise TypeError("it returned a coroutine, which synchronous sends cannot await")
 
 
 def encode(
@@ -442,8 +442,8 @@ def _idempotency_shas(
 ) -> tuple[str, ...]:
     """Return the digests of the request without its times and headers.
 
-    Times, headers and the order of dictionaries do not count, because a repeated request may come later
-    and from another caller. The first digest is stored; without an idempotency key there are none.
+    Times, headers and the order of dictionaries do not count, because a repeated request may be sent later
+    and by another caller. The first digest is stored; without an idempotency key no digests are returned.
     """
     if key is None:
         return ()
@@ -458,7 +458,7 @@ def _idempotency_shas(
 
 
 def size_problem(limits: PayloadConfig, task_name: str, call: EncodedCall) -> str | None:
-    """Describe arguments that are too large, or return None; log a warning for large ones."""
+    """Describe arguments that are too large, or return None; log a warning for large arguments."""
     if 4 * (len(call.args_json) + len(call.kwargs_json)) <= limits.warn_bytes:
         return None  # UTF-8 uses at most four bytes per character
     size = payload_bytes(call.args_json) + payload_bytes(call.kwargs_json)
@@ -493,8 +493,8 @@ def replay(
 ) -> TaskSendResult[Request]:
     """Rebuild the request of a failed send with the same id and fingerprint.
 
-    If ``scheduled`` is True, the failed call must have been a schedule; if False, a send. None accepts
-    both.
+    If ``scheduled`` is True, the failed call must have been a ``schedule``; if False, a ``send``; None
+    accepts both.
     """
     if not isinstance(error, TaskSendError):
         problem = "only the TaskSendError of a failed send can be retried"

@@ -167,7 +167,7 @@ def store_prepared(
 async def store_prepared_async(
     sender: Sender, ready: TaskSendResult[PreparedSend]
 ) -> TaskSendResult[TaskHandle[Any]]:
-    """``store_prepared`` without blocking the event loop."""
+    """Like ``store_prepared``, but without blocking the event loop."""
     if isinstance(ready, Err):
         return reported(sender, ready)
     prepared, started = ready.value, time.perf_counter()
@@ -195,7 +195,7 @@ def reported(
     request: Request | None = None,
     started: float | None = None,
 ) -> TaskSendResult[T]:
-    """Log a failed send, because callers may ignore the returned error. The error's message is left out,
+    """Log a failed send, because callers may ignore the returned error. The error's message is omitted,
     because it may quote arguments.
     """
     if sender.producer.observers:
@@ -279,8 +279,8 @@ class Sender:
         return self._single(prepared)
 
     def _known_values(self) -> SharedValues | None:
-        """Return the values that all sends share, computed once; None if there are headers, which may
-        change, or invalid options.
+        """Return the values that all sends share, which are computed once; None if there are headers, which
+        may change, or invalid options.
         """
         if self.options.headers is not None or inherited_headers():
             return None
@@ -332,13 +332,13 @@ class Sender:
 
 
 def insert_script(row: InsertTask, known_shas: tuple[str, ...] = ()) -> Script[str]:
-    """Insert the row; on a conflict, compare its fingerprint with that of the stored task."""
+    """Insert the row; on a conflict, compare its fingerprint with the fingerprint of the stored task."""
     while True:
         inserted = yield insert_task, row
         if inserted:
             return row.id
-        # A key that is unique only for a time may now belong to a later task, so this task's id is looked
-        # up first.
+        # A key that is unique only for a limited time may now belong to a later task, so this task's id is
+        # looked up first.
         if row.unique_key is not None and (found := (yield find_sent_tasks([row.id]))):
             return _same_request(row.id, found[0].enqueue_sha, row.enqueue_sha)
         if row.idempotency_sha is not None:
@@ -351,8 +351,7 @@ def insert_script(row: InsertTask, known_shas: tuple[str, ...] = ()) -> Script[s
         if row.idempotency_sha is None:
             logger.warning("task %s was stored earlier and has been deleted since", row.id)
             return row.id
-        # The task with the same key ended or was deleted in the meantime; this send has stored nothing
-        # yet.
+        # The task with the same key has since ended or been deleted; this send has not stored a task yet.
 
 
 def _debounce_script(row: InsertTask, debounce: Debounce) -> Script[str]:

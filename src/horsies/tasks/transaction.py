@@ -1,7 +1,8 @@
 """``tx``: a task's transaction, which commits its effects and its outcome together.
 
-A task that declares a parameter of this type gets one from its worker. The connection is opened when
-the task first asks for it; ``worker/child/transact.py`` begins and ends the transaction.
+A task that declares a parameter of type ``TaskTransaction`` receives the transaction from its worker. The
+connection is opened when the task first asks for it; ``worker/child/transact.py`` begins and ends the
+transaction.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class _AsyncSession(Protocol):
 
 
 class AsyncTaskTransaction:
-    """``TaskTransaction`` for an ``async def`` task.
+    """The version of ``TaskTransaction`` for an ``async def`` task.
 
     Example:
         @app.task("book_payment")
@@ -132,12 +133,12 @@ class AsyncTaskTransaction:
     async def connection(self) -> AsyncConnection[Any]:
         """Return the psycopg connection, inside the open transaction; see ``TaskTransaction.connection``.
 
-        A child has four sessions for such transactions; further tasks wait for one.
+        A child has four sessions for such transactions; further tasks wait for a free session.
         """
         return await self._session.connection()
 
     async def record_in(self, transaction: object, result: R) -> R:
-        """``TaskTransaction.record_in`` for an AsyncSession or another asynchronous connection."""
+        """Like ``TaskTransaction.record_in``, but for an AsyncSession or another asynchronous connection."""
         await self._session.record_in(transaction, result)
         return result
 
@@ -153,7 +154,9 @@ class AsyncTaskTransaction:
 
 
 class _Injected:
-    """The default of a parameter that a worker passes. Only a direct call can use it, which is a mistake."""
+    """The default of a parameter that a worker passes. Only a direct call, which is a mistake, can use this
+    default.
+    """
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):

@@ -51,14 +51,15 @@ logger = logging.getLogger("horsies.wait")
 POLL_SECONDS = 1.0
 # How long the thread and its connection are kept after the last wait has ended.
 SPARE_SECONDS = 60.0
-# Results of runs above this size are not read here: a caller that needs one reads it separately.
+# The size above which the results of runs are not read by the thread; a caller that needs such a result reads
+# it separately.
 SMALL_RESULT_BYTES = 1_048_576
-# By how much a wait may exceed its timeout to find out why the task has not ended.
+# The time by which a wait may exceed its timeout to find out why the task has not ended.
 OBSTACLE_SECONDS = 0.5
 _OBSTACLE_LOCK_MS = 100
-# Plan each statement once: otherwise the server would plan each read with an array parameter again, which
-# takes longer than the read itself. A plan made while the table was almost empty would keep scanning the
-# whole table, so only index scans are allowed.
+# Each statement is planned once: otherwise the server would plan each read with an array parameter again,
+# which takes longer than the read itself. A plan made while the table was almost empty would keep scanning
+# the whole table, so only index scans are allowed.
 _STABLE_PLANS = b"SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
 # The longest timeout that threading accepts.
 _LONGEST_WAIT_MS = int(threading.TIMEOUT_MAX) * 1000
@@ -134,8 +135,8 @@ class Waiters:
         self._find_obstacle = find_obstacle
         self._poll_seconds = poll_seconds
         self._spare_seconds = spare_seconds
-        # Whether the database has been reached yet. Before that, a failure to connect is more likely a
-        # mistake than an outage.
+        # Whether the database has been reached yet. Until then, a failure to connect is more likely a mistake
+        # than an outage.
         self.was_reached = False
         self._reset()
         _instances.add(self)
@@ -168,14 +169,14 @@ class Waiters:
         return self._watch((Subject.RUN, workflow_id), until, once)
 
     def ask_obstacle(self, task_id: str) -> Future[Finding | None]:
-        """Return a future with the first obstacle that `horsies explain` has for a task; None if there
-        is none.
+        """Return a future with the first obstacle that `horsies explain` finds for a task; None if there is
+        none.
         """
         return self._watch((Subject.OBSTACLE, task_id), frozenset(), once=True)
 
     def obstacle(self, task_id: str, asked: Future[Finding | None]) -> str:
-        """Return the obstacle that ``ask_obstacle`` found, as the end of a sentence; empty if there is no
-        obstacle or it is not known yet.
+        """Return the obstacle that ``ask_obstacle`` found, as the end of a sentence; empty if no obstacle is
+        known.
         """
         self.forget(task_id, asked)
         has_answer = asked.done() and not asked.cancelled() and asked.exception() is None
@@ -248,7 +249,9 @@ class Waiters:
             self._fail_if_thread_died()
 
     def _open(self) -> Connection[Any]:
-        """Connect, and read through a ``Pipeline``: each read with a psycopg cursor takes 0.15 ms longer."""
+        """Connect, and read through a ``Pipeline``, because each read with a psycopg cursor takes 0.15 ms
+        longer.
+        """
         connection = self._connect()
         try:
             connection.execute(_STABLE_PLANS)
@@ -296,9 +299,7 @@ class Waiters:
             return True
 
     def _begin_round(self) -> set[_Key]:
-        """Return the ids that were added since the last round; ids added from now on belong to the next
-        round.
-        """
+        """Return the ids that were added since the last round, and begin the next round."""
         with self._lock:
             self._round += 1
             fresh, self._fresh = self._fresh, set()
@@ -345,9 +346,8 @@ class Waiters:
             self._deliver(key, found.get(key[1]))
 
     def _read_obstacle(self, pipeline: Pipeline, keys: Sequence[_Key]) -> None:
-        """Find the obstacle of one task, and leave other obstacles to the next rounds.
-
-        An explanation takes several statements, and results have precedence.
+        """Find the obstacle of one task, and leave the obstacles of other tasks to later rounds, because an
+        explanation takes several statements and results have precedence.
         """
         key, *later = keys
         if later:
@@ -358,7 +358,7 @@ class Waiters:
         try:
             found = None if find is None else _explain(pipeline, find(key[1]))
         except Exception as error:  # results of other tasks are still waited for
-            if pipeline.is_midway:  # the next read would take the late answer for its own
+            if pipeline.is_midway:  # the next read would receive the late response as its own
                 pipeline.connection.close()
             self._fail([key], error, lambda _, waiter: self._is_current(waiter))
         else:
@@ -423,8 +423,8 @@ _instances: weakref.WeakSet[Waiters] = weakref.WeakSet()
 
 
 def _reset_all() -> None:
-    """Reset the waiters after a fork: their thread stayed in the parent, where another thread may have
-    held the lock.
+    """Reset the waiters after a fork: the forked process lacks their thread, and a thread of the parent may
+    have held the lock.
     """
     for waiters in _instances:
         waiters._reset()
@@ -465,7 +465,7 @@ def timeout_problem(timeout_ms: object) -> str | None:
 
 
 def seconds_to_wait(timeout_ms: int | None) -> float | None:
-    """Return how long to wait for a future. With a timeout of 0, the end of the read ends the wait."""
+    """Return how long to wait for a future. With a timeout of 0, the wait lasts until the read has ended."""
     return min(timeout_ms, _LONGEST_WAIT_MS) / 1000 if timeout_ms else None
 
 
@@ -496,8 +496,8 @@ def _read(pipeline: Pipeline, subject: Subject, ids: list[str]) -> dict[str, Any
 
 
 def _explain(pipeline: Pipeline, script: Script[Finding | None]) -> Finding | None:
-    """Run the explanation of a task, with short limits on its duration and its waits for locks, because
-    the results of other tasks wait meanwhile.
+    """Run the explanation of a task, with short limits on its duration and its waits for locks, because the
+    results of other tasks wait during the explanation.
     """
     ends_at = time.monotonic() + OBSTACLE_SECONDS
     lock_wait = blocked.limit_lock_wait(_OBSTACLE_LOCK_MS)
@@ -527,8 +527,8 @@ def _sleep(listener: Listener, wakened: socket.socket, wake_at: float) -> None:
 
 
 def _receive(listener: Listener, *, at_once: bool) -> Received:
-    """Receive notifications; reconnect immediately (``at_once``) for new waiters, and after a lost
-    connection before any waiter fails.
+    """Receive notifications. Reconnect immediately (``at_once``) for new waiters, and after a lost connection
+    before any waiter fails.
     """
     was_connected = listener.connection is not None
     received = listener.receive(at_once=at_once)

@@ -1,7 +1,7 @@
 """Follows a task: yields its state after every change to its status or progress, until it has ended.
 
-The end is announced by a notification, as for ``get``. Earlier changes are not announced, so the state is
-read twice a second.
+A notification announces the end, as for ``get``. Earlier changes send no notification, so the state is read
+twice a second.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ async def watch_async(
     task_id: str,
     timeout_ms: int | None,
 ) -> AsyncIterator[Info]:
-    """``watch`` without blocking the event loop."""
+    """Like ``watch``, but without blocking the event loop."""
     changes = _Changes[Info](task_id, timeout_ms)
     if broker is None or (stored := stored_form(task_id)) is None:
         changes.refuse(broker is None)

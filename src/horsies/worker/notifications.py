@@ -3,8 +3,8 @@
 Pure: ``connection.py`` receives them. Every notification is only a hint, because any client can send one.
 
 A send wakes a few of many workers. A woken worker must either make a claim that leaves no due task in the
-queue, or pass the wake-up on. It does the latter if its children stay busy, if it excludes tasks that it
-does not know, or while it shuts down. So no task waits because the wrong workers were woken;
+queue, or pass the wake-up on. It passes the wake-up on if its children stay busy, if it excludes tasks that
+it does not know, or while it shuts down. So no task waits because unsuitable workers were woken;
 ``db/functions/10_notify.sql`` chooses the workers.
 """
 
@@ -40,8 +40,8 @@ PATIENCE_SECONDS = 1.0
 FIRST_REST_SECONDS = 5.0
 LAST_REST_SECONDS = 60.0
 
-# How long a busy worker waits before it passes a wake-up on: a short task ends within this time, and its
-# child takes the next task.
+# How long a busy worker waits before it passes a wake-up on: a short task ends within this time and frees its
+# child for the next task.
 PASS_SECONDS = 0.005
 # How long a worker waits before it tries again to pass a wake-up on. If no other worker waits for tasks,
 # all workers are busy, and each of them claims again when a task ends.
@@ -190,14 +190,16 @@ class WakeUps:
     waits: bool = False
     # Whether the workers table says that this worker waits.
     is_stored: bool = False
-    # When to pass on the wake-ups that are not served yet, and the queues that they concern.
+    # When to pass on unserved wake-ups, and the queues that they concern.
     pass_at: float = NEVER
     owed: set[str] = field(default_factory=set)
     _rests_until: float = 0.0
 
     @property
     def must_store(self) -> bool:
-        """Whether this worker waits for tasks but the table does not say so; no send would wake it."""
+        """Whether this worker waits for tasks but the workers table does not show it, so that no send would
+        wake the worker.
+        """
         return self.waits and not self.is_stored
 
     def note_wake(self, queues: Iterable[str], now: float) -> None:
@@ -211,8 +213,8 @@ class WakeUps:
         self.pass_at = NEVER
 
     def note_passed(self, woken: int, now: float) -> None:
-        """Note that this many other workers were woken instead, and that the table now says that this
-        worker does not wait.
+        """Note that this many other workers were woken instead, and that the workers table no longer lists
+        this worker as waiting.
         """
         self.note_served()
         self.is_stored = False

@@ -60,10 +60,10 @@ RETENTION_BATCH = 1000
 ACTION_RETENTION_HOURS = 90 * 24
 # A key with a rate has a meter, which is no longer needed once it allows the next start immediately.
 METER_RETENTION_HOURS = 1
-# The most whole trees of runs, with all their nodes and tasks, that one statement deletes.
+# The maximum number of whole trees of runs, with all their nodes and tasks, that one statement deletes.
 RETENTION_RUNS = 50
 EXPIRE_BATCH = 50
-# The name, for counting failures, of the batch that closes the rows of lost workers.
+# The name under which failures to close the rows of lost workers are counted.
 CLOSING = "close lost workers"
 RECOVERY = try_lead(1)
 RETENTION = try_lead(2)
@@ -82,10 +82,10 @@ def recover_lost_workers(
 ) -> Recovered:
     """Close the rows of lost workers and recover their tasks.
 
-    The rows are closed first, so that a worker that comes back in the meantime sees that it was declared
-    lost. If this worker dies after that, ``recover_ownerless`` in another worker finds the tasks,
-    including those that the database refused to recover. If the database refuses to close a row, the
-    error is raised at the end, when the tasks of the other lost workers have been recovered.
+    The rows are closed first, so that a returning worker sees that it was declared lost. If this worker dies
+    after closing the rows, ``recover_ownerless`` in another worker finds the tasks, including those that the
+    database refused to recover. If the database refuses to close a row, the error is raised at the end, when
+    the tasks of the other lost workers have been recovered.
     """
     verdicts = _without_active(pipeline, verdicts, WatchLimits.of(config).held)
     if not verdicts:
@@ -144,7 +144,7 @@ def _close_rows(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> list[str]:
 def _without_active(
     pipeline: Pipeline, verdicts: Sequence[Verdict], seconds: float
 ) -> Sequence[Verdict]:
-    """Leave out workers whose lock is held by a session that is still active."""
+    """Return the workers without those whose lock is held by a session that is still active."""
     held = [verdict.worker_id for verdict in verdicts if not verdict.needs_free_lock]
     if not held:
         return verdicts
@@ -154,7 +154,7 @@ def _without_active(
 
 
 def _recoverable_statuses(recovery: RecoveryConfig) -> list[str]:
-    """Return the states in which the configuration lets a reaper recover an abandoned task."""
+    """Return the states in which the configuration allows a reaper to recover an abandoned task."""
     claimed = ["CLAIMED"] if recovery.auto_requeue_stale_claimed else []
     return claimed + (["RUNNING"] if recovery.auto_fail_stale_running else [])
 
@@ -207,7 +207,7 @@ def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blocked
 
 
 def sweep(pipeline: Pipeline, recovery: RecoveryConfig, failures: Failures | None = None) -> bool:
-    """Delete one bounded batch of each kind of old rows; True if there may be more."""
+    """Delete one bounded batch of each kind of old rows; return True if there may be more old rows."""
     failures = failures or Failures()
     statements: tuple[tuple[Statement[[float, int], Deleted], int | None], ...] = (
         (delete_old_heartbeats, recovery.heartbeat_retention_hours),

@@ -1,7 +1,7 @@
 """Refusals: records of the claimed tasks that this worker cannot call, so that workers with the same
 parameters skip them.
 
-If the table is locked, protected by a trigger or closed to the role, other tasks are not affected.
+If the table is locked, protected by a trigger or not accessible to the role, other tasks are not affected.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Refusals:
     def _run_each(
         self, pipeline: Pipeline, uncalled: Uncalled, steps_of: Callable[[Uncalled], list[Step]]
     ) -> list[list[list[Any]]]:
-        """Run these steps for the tasks, and return the answers by transaction; no answers if the role
+        """Run these steps for the tasks, and return the results of each transaction; no results if the role
         lacks the privilege.
         """
         blocked = self._blocked

@@ -3,14 +3,14 @@
 The page is shared memory with a stop request, the running task's progress, and the number of the last
 assignment that the child has started.
 
-Permits decide which of its assignments a child may start. The parent writes one number per assignment
-into a socket pair, and the child reads one number before it starts a task. Both processes have the
-reading end, and the kernel gives each number to only one of them. So if the parent reads a number back,
-the task has not started and never will.
+Permits decide which of its assignments a child may start. The parent writes one number per assignment into a
+socket pair, and the child reads one number before it starts a task. Both processes have the reading end, and
+the kernel gives each number to only one process. So if the parent reads a number back, the task has not
+started and never will.
 
-A task's code can reach every descriptor of its process. Worker and child share the reading end, including
-its flags, so neither of them reads it in a way that could block. If a task reads a number, the child
-misses that number and reports the assignment as not started.
+A task's code can reach every descriptor of its process. Worker and child share the reading end, including its
+flags, so neither process may read it in a way that could block. If a task reads a number, the child misses
+that number and reports the assignment as not started.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from horsies.worker.protocol import Assignment, ProgressReport
 # Numbers have 64 bits, because a child without max_tasks_per_child can run more than 2**32 tasks within
 # weeks.
 _NUMBER = Struct("!Q")
-# The first byte of a permit, so that a permit read in parts is not mistaken for another one.
+# The first byte of a permit, so that a permit that is read in parts is not mistaken for a different permit.
 _PERMIT = 0xA5 << 56
 # How far ahead of an assignment the next permit may be, if the permits in between were taken back.
 _AHEAD_MAX = 1 << 32
-# More bytes than a socket can hold.
+# A number of bytes that exceeds the capacity of a socket.
 _EVERYTHING = 1 << 20
 _PROGRESS = Struct("=IIddI")
 _PROGRESS_START, _BEGUN_START, _NOTE_START, PAGE_BYTES = 8, 48, 64, 4096
@@ -53,9 +53,9 @@ class SharedPage:
     assignments the child has started, and the mark with which its frames start.
 
     Progress is not sent in frames, because a task may report it ten thousand times a second, from several
-    threads and from processes that it forks. The worker reads only the latest report, whenever it has
-    time. The worker validates everything that it reads here. Numbers are written in one call, so that
-    threads cannot mix theirs; a report that is read while it is being written is read again.
+    threads and from processes that it forks. The worker reads only the latest report, when it has time, and
+    validates all data that it reads here. The numbers of a report are written in one call, so that reports of
+    several threads cannot mix; a report that is read while it is being written is read again.
     """
 
     __slots__ = ("_count", "_memory")
@@ -80,9 +80,8 @@ class SharedPage:
 
     @classmethod
     def open_unseen(cls, descriptor: int) -> SharedPage:
-        """Open the page in a child, without a descriptor that a task could write to.
-
-        ``mmap`` keeps a copy of the descriptor under the lowest free number, and only closes that copy.
+        """Open the page in a child, without leaving a descriptor that a task could write to. ``mmap`` keeps a
+        copy of the descriptor under the lowest free number, and closes only that copy.
         """
         os.close(lowest := os.dup(descriptor))
         inode = os.fstat(descriptor).st_ino
@@ -162,8 +161,8 @@ class SharedPage:
 
 
 def _new_page_file(size: int) -> int:
-    """Return a descriptor for memory that no task can shorten; if it were shortened, reading beyond its
-    end would kill the worker.
+    """Return a descriptor for memory that no task can shorten: reading beyond the end of shortened memory
+    would kill the worker.
     """
     if not _HAS_MEMFD:
         with tempfile.TemporaryFile() as file:
@@ -180,7 +179,7 @@ def _new_page_file(size: int) -> int:
 
 
 class PermitError(Exception):
-    """Task code has closed, replaced or partly read a child's permits."""
+    """Task code has closed, replaced or partly read a child's socket for permits."""
 
 
 class PermitPipe:
@@ -206,8 +205,8 @@ class PermitPipe:
             self._writing.send(permits, socket.MSG_DONTWAIT)
 
     def take_back(self) -> Iterable[int]:
-        """Empty the pipe, and return the numbers of the assignments that have not started and now never
-        will.
+        """Take back all permits, and return the numbers of their assignments, which have not started and now
+        never will.
         """
         try:
             data = self._reading.recv(_EVERYTHING, socket.MSG_DONTWAIT)
@@ -234,7 +233,7 @@ class Permits:
         self._ahead: int | None = None
 
     def allows(self, number: int) -> bool:
-        """Return whether the task with this number may start; False if its permit is gone."""
+        """Return whether the task with this number may start; False if its permit was taken back."""
         held = self._ahead
         if held is None:
             try:
@@ -247,7 +246,7 @@ class Permits:
                 raise PermitError("the permits end within a number")
             held = _NUMBER.unpack(data)[0] - _PERMIT
         if not number <= held < number + _AHEAD_MAX:
-            raise PermitError(f"permit {held} came where {number} or a later one was expected")
+            raise PermitError(f"permit {held} came where {number} or a later number was expected")
         self._ahead = None if held == number else held
         return held == number
 
@@ -263,7 +262,7 @@ def send_descriptors(connected: socket.socket, page: int, permits: int | None) -
 
 
 def receive_descriptors(connected: socket.socket) -> tuple[SharedPage | None, int | None]:
-    """Wait for the page and the permits; the page is None if the worker is gone."""
+    """Wait for the page and the permits; the page is None if the worker has ended."""
     _, descriptors, _, _ = socket.recv_fds(connected, 1, 2)
     page = SharedPage.open_unseen(descriptors[0]) if descriptors else None
     return page, descriptors[1] if len(descriptors) > 1 else None

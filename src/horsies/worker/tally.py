@@ -1,9 +1,9 @@
 """Tally: counts a worker's attempts, for ``horsies_measures`` and for Prometheus, and writes the log
 lines about them.
 
-Counts only grow, so another thread can read them without a lock. The growth since the last ``cut`` is
-stored in the database. Each attempt costs 1.2 µs here; a third of this is for parsing the time at which
-the task was due.
+Counts only grow, so another thread can read them without a lock. The growth since the last ``cut`` is stored
+in the database. Counting an attempt takes 1.2 µs, a third of it for parsing the time at which the task was
+due.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from horsies.worker.agenda import NEVER
 ends_logger = logging.getLogger("horsies.tasks")
 
 FLUSH_SECONDS = 30.0
-# The ways in which an attempt can end, in the order of their counts.
+# The kinds of ends of an attempt, in the order of their counts.
 ENDS = ("completed", "failed", "retried", "crashed", "timeout", "cancelled", "stopped")
-# Upper bounds of the buckets for turns, in seconds.
+# The upper bounds of the buckets for the durations of turns, in seconds.
 TURN_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 # The layout of the list of counts for a queue and task: the ends, the buckets, and two sums in seconds.
@@ -53,7 +53,8 @@ _SUCCEEDED = TaskStatus.COMPLETED
 _parse = datetime.fromisoformat
 
 Key = tuple[str, str]
-# A recorded outcome, its task, and how many seconds the attempt ran; None if it never reached a child.
+# A recorded outcome, its task, and how many seconds the attempt ran; None if the attempt never reached a
+# child.
 End: TypeAlias = tuple[Outcome, ClaimedTask, float | None]
 
 
@@ -93,7 +94,7 @@ class Tally:
     def __init__(self) -> None:
         self._counts: dict[Key, list[float]] = {}
         self._names: set[str] = set()
-        # The counts at the last cut, and by minute the growth that is not in the database yet.
+        # The counts at the last cut, and for each minute the growth that is not stored in the database yet.
         self._cut: dict[Key, list[float]] = {}
         self._grown: dict[tuple[int, Key], list[float]] = {}
         # The minute of the database's clock to which new counts belong, and its start and end on this
@@ -103,7 +104,7 @@ class Tally:
         # The offset of the database's clock from this host's.
         self._ahead_seconds = 0.0
         self.flush_at = NEVER
-        # How many tasks were given to idle children, and how many behind another task.
+        # How many tasks were given to idle children, and how many were placed behind another task.
         self.handed_alone = 0
         self.handed_behind = 0
         self.turns = 0
@@ -118,7 +119,7 @@ class Tally:
         self._ahead_seconds = database_now.timestamp() - (time.time() - taken_seconds / 2)
 
     def note_starts(self, tasks: Sequence[ClaimedTask], behind: int = 0) -> None:
-        """Count tasks that were given to children, ``behind`` of them behind another one."""
+        """Count tasks that were given to children, ``behind`` of them behind another task."""
         now, find = self._now(), self._counts.get
         self.handed_alone += len(tasks) - behind
         self.handed_behind += behind
@@ -159,15 +160,14 @@ class Tally:
 
     def totals(self) -> Mapping[Key, Counts]:
         """All counts since the start; safe to call from another thread."""
-        # Each copy is made in a single step of the interpreter, because the worker may add a key at the
-        # same time.
+        # Each copy is a single step of the interpreter, because the worker may add a key concurrently.
         return {key: Counts.of(list(counts)) for key, counts in list(self._counts.items())}
 
     def take_flush(self) -> list[Step]:
         """Return the statement that stores the growth since the last call, if there is any.
 
-        The growth is dropped here, even if the statement fails later: a COMMIT in doubt is never
-        repeated, so nothing is counted twice.
+        The growth is dropped even if the statement fails later: a COMMIT in doubt is never repeated, so no
+        attempt is counted twice.
         """
         self._cut_minute()
         grown, self._grown = self._grown, {}
@@ -284,8 +284,8 @@ def log_end(outcome: Outcome, task: ClaimedTask, seconds: float | None) -> None:
     if outcome.retry_reason is not None:
         end += f" ({outcome.retry_reason})"
     text, words = "%s %s #%d %s", (task.task_name, task.id, task.retry_count + 1, end)
-    # logger.info is not used, because it looks up the caller's line, which takes a fifth of the time per
-    # log line.
+    # logger.info is not used, because it looks up the caller's line, which would take a fifth of the time of
+    # a log line.
     record = ends_logger.makeRecord(
         ends_logger.name, logging.INFO, __file__, 0, text, words, None, extra=fields
     )

@@ -1,5 +1,5 @@
-"""The spans of a worker's attempts: those that children report, and those made here for children that
-died.
+"""The spans of a worker's attempts: spans that children report, and spans that the worker creates for
+children that died.
 
 A retry links to the previous attempt, so the spans are stored with the attempts. Only a worker whose
 application uses tracing has this object.
@@ -32,7 +32,7 @@ class Traces:
     def __init__(self, settings: TracingConfig, worker_id: str) -> None:
         self._settings = settings
         self._attributes = {"messaging.client.id": worker_id}
-        # By task: the number of the attempt, and its span.
+        # For each task, the number of the attempt and its span.
         self._ended: dict[str, tuple[int, str]] = {}
 
     def note(self, task: ClaimedTask, traceparent: str) -> None:
@@ -53,7 +53,9 @@ class Traces:
             )
         except Exception:  # the application's sampler or span processor may raise
             about = {"task_id": assignment.task_id}
-            logger.exception("the span of task %s could not be made", about["task_id"], extra=about)
+            logger.exception(
+                "the span of task %s could not be created", about["task_id"], extra=about
+            )
             return
         self._ended[assignment.task_id] = assignment.attempt, traceparent
 
@@ -65,7 +67,9 @@ class Traces:
         ids, attempts, traceparents = map(list, zip(*found, strict=True))
         try:
             pipeline.run([store_traces(ids, attempts, traceparents)])
-        except psycopg.Error as error:  # the outcomes are already recorded, so only links are lost
+        except (
+            psycopg.Error
+        ) as error:  # the outcomes are already recorded, so only the links between spans are lost
             if is_transient(error):
                 raise
             logger.warning(
@@ -73,7 +77,7 @@ class Traces:
             )
 
     def linked(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]) -> list[ClaimedTask]:
-        """Return the tasks; the options of a retried task get the span of its previous attempt."""
+        """Return the tasks, with the span of the previous attempt in the options of each retried task."""
         retried = [task for task in tasks if task.retry_count]
         if not retried:
             return list(tasks)

@@ -57,13 +57,13 @@ logger = logging.getLogger("horsies.turn")
 EVERYWHERE_SECONDS = 0.1
 # A search everywhere counts as costly if the whole turn takes longer than this.
 COSTLY_SECONDS = 0.01
-# How many refused claims one turn tolerates; the next turn continues after them.
+# How many refused claims one turn tolerates; the next turn continues behind the refused tasks.
 REFUSALS_MAX = 100
 
 
 class Positions(NamedTuple):
-    """Where a claim searches: per queue the task behind which it searches first, and whether it then
-    searches everywhere for the rest.
+    """The positions where a claim searches: for each queue the task behind which it searches first, and
+    whether it then searches everywhere for more tasks.
     """
 
     priorities: Sequence[int | None] = ()
@@ -79,22 +79,19 @@ _NO_TASK = (None, None, None)
 class Bookmarks:
     """The last task claimed from each queue, behind which the next claim searches first.
 
-    Claimed tasks leave dead entries in the claim index until vacuum removes them, which it cannot
-    do while any transaction is open. A claim that starts at the front of the queue scans all of
-    them; one that starts behind the last claimed task scans none.
+    Claimed tasks leave dead entries in the claim index until vacuum removes them, which an open transaction
+    prevents. A claim that starts at the front of the queue scans all dead entries; a claim that starts behind
+    the last claimed task scans none. A claim that searches behind a bookmark does not find a task before the
+    bookmark. Such tasks are claimed nevertheless, because claims search everywhere
 
-    A claim that searches behind a bookmark does not see a task before it. Such a task is claimed all the
-    same, because claims search everywhere
-
-    * when they are short: the same call searches for the tasks that it did not find behind the bookmarks;
+    * when they find too few tasks: the same call then searches everywhere;
     * after a notification: every event that puts a task before a bookmark sends one (a better priority,
       a slow transaction's commit, a release, a retry, a queue resumed);
     * every ``EVERYWHERE_SECONDS``: no notification announces a scheduled task of a better priority that
       is due now, or the rollback of another worker's claim.
 
-    So a worker with more work than children may take a task a tenth of a second too late; the order
-    behind the bookmark is exact. Only if a search everywhere is itself slow does the next one wait for
-    ten times its duration.
+    So a worker with more work than children may take a task a tenth of a second too late; the order behind
+    the bookmark is exact. If a search everywhere is slow, the next one is delayed by ten times its duration.
     """
 
     def __init__(self, queues: Sequence[str]) -> None:
@@ -106,7 +103,7 @@ class Bookmarks:
         self.rested_at = 0.0
 
     def note_news(self) -> None:
-        """Note that there may be a task before a bookmark now."""
+        """Note that a task may have been added before a bookmark."""
         self._has_news = True
 
     def step_back(self, returned: Iterable[ClaimedTask]) -> None:
@@ -130,7 +127,8 @@ class Bookmarks:
         if not self._last:
             return Positions(looks_everywhere=is_rested)
         last = [self._last.get(queue, _NO_TASK) for queue in self._queues]
-        # Lists, because the encoder would cache tuples, and these values change with every claim.
+        # The values are lists, because the encoder would cache tuples, although these values change with
+        # every claim.
         priorities, times, ids = map(list, zip(*last, strict=True))
         return Positions(priorities, times, ids, is_rested)
 
@@ -142,8 +140,8 @@ class Bookmarks:
         was_short: bool,
         span: tuple[float, float],
     ) -> bool:
-        """Update the bookmarks after a claim that started from these positions and took this long; True
-        if it searched everywhere.
+        """Update the bookmarks after a claim that started from these positions and took this long; return
+        True if it searched everywhere.
         """
         for task in claimed:
             if task.lane is None:
@@ -167,16 +165,15 @@ _VARYING = {"pids", "queue_limits", *_MARKS}
 class TurnRequest(NamedTuple):
     """What a turn does besides recording outcomes.
 
-    ``starting`` are prefetched tasks with the idle children that take them. ``pids`` are the idle
-    children to claim for. ``ahead`` are the children that may take short tasks behind others, and
-    ``short_names`` are the names of these tasks. ``prefetch`` is how many tasks to claim ahead of time.
-    ``freed`` are the places that the outcomes free in each queue. ``positions`` is where the claim
-    searches first. ``unknown_names``, ``refused_ids`` and ``refused_by`` (fingerprints) are the tasks
-    that it excludes. ``is_async`` restricts the claim to tasks of ``async def`` functions, or to the
-    others; None takes both. ``cursors`` are the places on the rings of lanes where the claim by keys
-    continues, per queue; empty if no queue has keys. ``freed_lanes`` are the queues and lanes of the
-    tasks with keys whose outcomes are recorded. ``lane_marks`` is where the claim searches first in busy
-    lanes.
+    ``starting`` are prefetched tasks with the idle children that take them. ``pids`` are the idle children to
+    claim for. ``ahead`` are the children that may take short tasks behind other tasks, and ``short_names``
+    are the names of these tasks. ``prefetch`` is how many tasks to claim ahead of time. ``freed`` are the
+    places that the outcomes free in each queue. ``positions`` is where the claim searches first.
+    ``unknown_names``, ``refused_ids`` and ``refused_by`` (fingerprints) are the tasks that it excludes.
+    ``is_async`` restricts the claim to tasks of ``async def`` functions (True) or to all other tasks (False);
+    None claims both. ``cursors`` are the places on the rings of lanes where the claim by keys continues, per
+    queue; empty if no queue has keys. ``freed_lanes`` are the queues and lanes of the tasks with keys whose
+    outcomes are recorded. ``lane_marks`` is where the claim searches first in busy lanes.
     """
 
     starting: Sequence[tuple[ClaimedTask, int]] = ()
@@ -209,12 +206,12 @@ class TurnResult(NamedTuple):
     """The result of a turn: the ids of recorded outcomes, the children of prefetched tasks that started,
     and the claimed tasks.
 
-    `refused` are the outcomes that the database refused and the worker keeps. `as_decided` is False if
-    another outcome may have been recorded instead of the worker's. `failed` are recorded outcomes that
-    are final although the worker may have decided to retry. `cancelled` are outcomes that an accepted
-    cancellation has replaced; `cleaning` are runs that continue with their clean-up after a cancellation.
-    `instead` are the outcomes recorded in place of outcomes whose texts the database rejects. `by_child`
-    are tasks whose child had already recorded a success.
+    `refused` are the outcomes that the database refused and the worker keeps. `as_decided` is False if an
+    outcome other than the worker's may have been recorded. `failed` are recorded outcomes that are final
+    although the worker may have decided to retry. `cancelled` are outcomes that an accepted cancellation has
+    replaced; `cleaning` are runs that continue with their clean-up after a cancellation. `instead` are the
+    outcomes recorded in place of outcomes whose texts the database rejects. `by_child` are tasks whose child
+    had already recorded a success.
     """
 
     recorded: set[str]
@@ -236,7 +233,7 @@ NOTHING_DONE = TurnResult(set(), MappingProxyType({}), ())
 
 @dataclass(frozen=True)
 class Claimer:
-    """What all claims of a worker have in common: its identity, its queues in order, and the caps."""
+    """The values that all claims of a worker share: its identity, its queues in order, and the caps."""
 
     worker_id: str
     hostname: str
@@ -246,7 +243,7 @@ class Claimer:
     max_claim_batch: int = 0
     counts_claimed: bool = True
     lease_ms: int = 60_000
-    # The rate of each queue; empty if no queue has one.
+    # The rate of each queue; empty if no queue has a rate.
     rates: Sequence[Rate | None] = ()
 
     @classmethod
@@ -280,7 +277,7 @@ class Claimer:
 
     @cached_property
     def rate_bursts(self) -> Sequence[int | None]:
-        """For each queue, how many tasks may start at once."""
+        """For each queue, how many tasks may start immediately one after another."""
         return tuple(None if one is None else one.burst for one in self.rates)
 
     def only(self, queue: str) -> Claimer:
@@ -375,9 +372,9 @@ def take_turn(
 ) -> TurnResult:
     """Record the outcomes, start prefetched tasks and claim new ones, in one transaction.
 
-    Raises transient errors and errors of the installation. The COMMIT may have taken effect in that case,
-    but recording the outcomes again is harmless. If single tasks cause an error, every task gets its own
-    transaction, and a task whose change the database refuses is left to ``blocked``.
+    Raises transient errors and errors of the installation. After such an error the COMMIT may have taken
+    effect, but recording the outcomes again is harmless. If single tasks cause an error, every task gets its
+    own transaction, and a task whose change the database refuses is left to ``blocked``.
     """
     blocked = blocked or Blocked(claimer.worker_id)
     if len(waiting := [one for one in outcomes if one.park is not None]):
@@ -413,7 +410,7 @@ def _turn_beside_children(
     request: TurnRequest,
     blocked: Blocked,
 ) -> TurnResult:
-    """Take a turn for outcomes of which children have already recorded some, in their tasks' transactions."""
+    """Take a turn for outcomes, some of which children have already recorded in their tasks' transactions."""
     rest = [one for one in outcomes if not one.is_recorded]
     needs_turn = rest or request.starting or _needs_claim(claimer, request)
     turned = NOTHING_DONE
@@ -447,9 +444,9 @@ def _turn_beside_parks(
 ) -> TurnResult:
     """Park the runs that wait, then take the turn.
 
-    Parks have their own transaction. If one transaction also recorded the ends of tasks, two workers
-    could wait for each other: each would have locked the row of a run that it parks, and would end a task
-    that wakes the run of the other worker.
+    Parks have their own transaction. If the same transaction also recorded outcomes, two workers could
+    deadlock: each would have locked the row of a run that it parks, and would end a task that wakes the other
+    worker's run.
     """
     none = TurnRequest()
     parked = blocked.isolated(
@@ -503,7 +500,7 @@ def _one_by_one(
     )
 
 
-# The statements of one transaction, in order, by the names under which their rows are found.
+# The statements of one transaction, in order, by the names of their results.
 Steps: TypeAlias = dict[str, Step]
 _NO_IDS: Set[str] = frozenset()
 # The statements that return the attempts that are now recorded.
@@ -547,7 +544,7 @@ def _steps(claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest) 
 
 
 def _needs_claim(claimer: Claimer, request: TurnRequest) -> bool:
-    """Return whether the statement that claims is needed: to claim, or to notify other workers of places that
+    """Return whether the claim statement is needed, to claim tasks or to notify other workers of places that
     this turn frees.
     """
     frees_places = (claimer.is_capped and request.freed) or request.freed_lanes
@@ -585,7 +582,7 @@ def _run(pipeline: Pipeline, steps: Steps, timeout_seconds: float | None = None)
 def _attempt(
     pipeline: Pipeline, steps: Steps, change: Change, blocked: Blocked
 ) -> TurnResult | None:
-    """Run the statements that change one task; None if the database refuses it."""
+    """Run the statements that change one task; return None if the database refuses the change."""
     answers = blocked.attempt(pipeline, change, [*steps.values()])
     return None if answers is None else _result(steps, answers)
 
@@ -600,15 +597,14 @@ def record_alone(
     *,
     waits: bool = False,
 ) -> TurnResult | None:
-    """Record one outcome in a transaction, and offer the places that it frees to other workers; None if
-    the database refuses it.
+    """Record one outcome in a transaction, and offer the places that it frees to other workers; return None
+    if the database refuses the outcome.
 
-    If the database rejects an outcome's own texts, the outcome is recorded as a failure without them. In
-    other cases the texts are not the cause, and the outcome is kept unchanged: a trigger or a constraint
-    refuses it, for example because of its run's progress, or the error may pass, such as another
-    session's lock.
+    If the database rejects an outcome's own texts, the outcome is recorded as a failure without them. In all
+    other cases the outcome is kept unchanged: a trigger or a constraint refuses it, for example because of
+    its run's progress, or the error is temporary, such as another session's lock.
 
-    A stopping worker's last attempt may take `last_seconds`; with `waits` it waits longer for a lock.
+    The last attempt of a stopping worker may take `last_seconds`; with `waits` it waits longer for a lock.
     """
     change = Change("record", outcome.task_id, outcome.workflow_id)
     limits: Steps = {} if waits else {"limits": blocked.lock_wait()}
@@ -681,10 +677,9 @@ def _claim_apart(
 def _claim_one_by_one(
     pipeline: Pipeline, claimer: Claimer, request: TurnRequest, blocked: Blocked
 ) -> list[ClaimedTask]:
-    """Claim each task in its own transaction, from the position just before the task, or from its lane.
-
-    Another worker may have taken the task in the meantime, so the claim itself also excludes tasks that
-    this worker cannot run or change.
+    """Claim each task in its own transaction, from the position just before the task, or from its lane. If
+    another worker has taken the task, the claim finds a different one, so it also excludes tasks that this
+    worker cannot run or change.
     """
     request = request._replace(ahead=())
     limit = request.claims + REFUSALS_MAX
@@ -730,11 +725,9 @@ def release_unheld(
     held: Sequence[ClaimedTask],
     blocked: Blocked | None = None,
 ) -> int:
-    """Release the tasks that this worker owns according to the database but does not hold. No child has
-    received them.
-
-    The retry of a task that the worker holds may be among them; only the generation distinguishes it from
-    the held attempt.
+    """Release the tasks that this worker owns according to the database but does not hold, and that no child
+    has received. A retry of a held task may be among them; only the generation distinguishes it from the held
+    attempt.
     """
     blocked = blocked or Blocked(worker_id)
     ids, generations = [task.id for task in held], [task.generation for task in held]

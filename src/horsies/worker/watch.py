@@ -1,10 +1,10 @@
 """Watch: decides which other workers are lost, only by this worker's own uninterrupted observation.
 
-Pure: ``heartbeat.py`` reads the rows of neighbours and silent workers every few seconds and passes them
-on. Silence counts from the moment this worker observed it, on its own monotonic clock; the first poll
-after a start, a lost connection or a pause starts from zero. Outages and locks interrupt the observation
-too, and the server's clock is not used. So neither an outage, a lock nor a wrong clock can make a live
-worker count as lost. ``docs/internals/liveness.md`` describes the whole protocol.
+Pure: ``heartbeat.py`` reads the rows of neighbours and silent workers every few seconds and passes them on.
+Silence counts from the moment at which this worker first observed it, on its own monotonic clock; the first
+poll after a start, a lost connection or a pause restarts the measurement. Outages and locks interrupt the
+observation too, and the server's clock is not used. So neither an outage, a lock nor a wrong clock can make a
+live worker count as lost. ``docs/internals/liveness.md`` describes the whole protocol.
 """
 
 from __future__ import annotations
@@ -62,21 +62,23 @@ class WatchLimits(NamedTuple):
 
     @property
     def late_seconds(self) -> float:
-        """The age at which a heartbeat is late. Every observer then checks its worker, not only the
-        worker's neighbours.
+        """The age from which a heartbeat is late. Every observer checks a worker with a late heartbeat, not
+        only its neighbours.
         """
         return LATE_FACTOR * self.look_seconds
 
     @property
     def lock_seconds(self) -> float:
-        """How long a worker may wait for a lock: it must send its next heartbeat well before it counts as
+        """How long a worker may wait for a lock, so that its next heartbeat is sent well before it counts as
         silent.
         """
         return min(self.held / 3, self.own / LOOKS_PER_LIMIT)
 
     @property
     def statement_seconds(self) -> float:
-        """The longest time that a worker's statement may take: the worker is silent while it runs."""
+        """The longest time that a worker's statement may take; during the statement the worker sends no
+        heartbeat.
+        """
         return self.own / 2
 
     @property
@@ -86,7 +88,7 @@ class WatchLimits(NamedTuple):
 
     @property
     def gap_seconds(self) -> float:
-        """If more time than this passes between the answers to two polls, the observation has a gap."""
+        """If more time than this passes between the results of two polls, the observation has a gap."""
         return self.lost / 2
 
 
@@ -129,8 +131,8 @@ class Watch:
         self.has_suspects = False
 
     def note_gap(self) -> None:
-        """Restart the measurement of all silences now, because this worker could not observe the others
-        for some time.
+        """Restart the measurement of silence now, because this worker could not observe other workers for
+        some time.
         """
         self._silences = {}
         self.has_suspects = False
@@ -140,7 +142,7 @@ class Watch:
     ) -> list[Verdict]:
         """Poll the other workers once and return those that are lost.
 
-        Only the time between the answer to one poll and the start of a later poll counts as silence.
+        Only the time between the result of one poll and the start of a later poll counts as silence.
         """
         has_gap = answered_at - self._looked_at > self._limits.gap_seconds
         known = {} if has_gap else self._silences

@@ -1,7 +1,7 @@
 """A worker's work in its database: record, release, start and claim tasks, look ahead, send heartbeats.
 
-``Work.perform`` does one round of this work, and the methods below it follow in the order in which it
-calls them. ``loop.py`` decides when a round is due and what happens in between.
+``Work.perform`` does one round of this work; the methods below it are in the order of its calls. ``loop.py``
+decides when a round is due and does the work between two rounds.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ logger = logging.getLogger("horsies.worker")
 
 # How long the last attempts of a stopping worker to record refused outcomes may wait for locks in total.
 LAST_WAIT_SECONDS = 5.0
-# How long all of these last attempts may take in total.
+# How long all last attempts of a stopping worker may take in total.
 LAST_PASS_SECONDS = 30.0
-# The least time for each of these attempts, however many there are.
+# The minimum time for each of the last attempts, regardless of their number.
 LAST_SHARE_SECONDS = 3.0
 _NO_CLAIM = nullcontext()
 
 
 def _expire(pipeline: Pipeline, blocked: Blocked) -> bool:
-    """Expire tasks and end runs that are past their deadline, and free lapsed claims; True if there were
-    any.
+    """Expire tasks and end runs that are past their deadline, and free lapsed claims; return True if there
+    were any.
     """
     expired, lapsed = blocked.isolated(
         pipeline,
@@ -96,7 +96,7 @@ def _expire(pipeline: Pipeline, blocked: Blocked) -> bool:
 
 
 def _expire_batch(pipeline: Pipeline, blocked: Blocked) -> tuple[int, int]:
-    """Expire tasks and free lapsed claims; return how many of each there were."""
+    """Expire tasks and free lapsed claims; return both numbers."""
     excluded = blocked.excluded() if blocked.delays else NOTHING
     expired, lapsed = pipeline.run(
         [
@@ -112,7 +112,7 @@ def _expire_each(pipeline: Pipeline, blocked: Blocked) -> tuple[int, int]:
 
 
 # An attempt to record an outcome: the outcome, the seconds that the attempt may take if it is the last
-# one, and whether it waits for locks.
+# attempt, and whether it waits for locks.
 _Attempt: TypeAlias = tuple[Outcome, float | None, bool]
 
 
@@ -173,7 +173,7 @@ class Work:
         limits = LimitsOfKeys(app.config, app.definitions())
         for kind in self._kinds:
             kind.rings.limits = limits
-        # Whether the last claim came after every notification that this worker's own transactions sent.
+        # Whether the last claim was later than every notification that this worker's own transactions sent.
         self.claimed_last = False
         # With --burst, the number of attempts that had ended before the last check of every queue.
         self._looked_after: int | None = None
@@ -196,8 +196,8 @@ class Work:
             kind.rings.note_keyed(keyed)
 
     def has_run_all(self) -> bool:
-        """With --burst, whether every due task has run. Before this becomes True, every queue is checked
-        again.
+        """Return whether every due task has run, for a worker with --burst. Every queue is checked again
+        before the result is True.
         """
         ended = self._dispatcher.tally.ended
         step = burst_step(is_calm=self._is_calm(), ended=ended, looked_after=self._looked_after)
@@ -209,8 +209,8 @@ class Work:
         return step == "stop"
 
     def _is_calm(self) -> bool:
-        """Return whether this worker owns no task, apart from those with refused outcomes, and knows of no
-        due task.
+        """Return whether this worker owns no task, except tasks with refused outcomes, and knows of no due
+        task.
         """
         ledger = self._dispatcher.ledger
         if ledger.count() > ledger.count(REFUSED) or self.has_turn():
@@ -225,13 +225,13 @@ class Work:
             kind.agenda.tick(now, early_seconds)
 
     def next_at(self) -> float:
-        """Return when the next round is due if nothing happens."""
+        """Return when the next round is due without further events."""
         claim_at = min([kind.agenda.next_at() for kind in self._kinds])
         others_at = min(self._maintenance.next_at(), self._unknown.next_at())
         return min(claim_at, others_at, self._maintenance.heartbeat.wake_ups.pass_at)
 
     def has_turn(self) -> bool:
-        """Return whether there is anything to record, release, start or claim right now."""
+        """Return whether there is a task to record, release, start or claim now."""
         ledger = self._dispatcher.ledger
         by_state = ledger.by_state
         if by_state[ENDED] or by_state[UNCALLED] or ledger.needs_release or self._maintenance.pings:
@@ -258,7 +258,7 @@ class Work:
         return max(0, self._held_max - held)
 
     def perform(self, pipeline: Pipeline) -> None:
-        """Do all work that is due; a late heartbeat comes before a turn."""
+        """Do all work that is due; a late heartbeat is sent before a turn."""
         ledger = self._dispatcher.ledger
         by_state = ledger.by_state
         if self._shutdown.is_requested:
@@ -291,8 +291,8 @@ class Work:
             self._maintenance.answer_pings(pipeline)
 
     def _release(self, pipeline: Pipeline) -> None:
-        """Return tasks to their queues that the database lists as this worker's, but that the worker does
-        not hold.
+        """Return tasks to their queues that the database assigns to this worker but the worker
+        does not hold.
         """
         ledger = self._dispatcher.ledger
         self.claimed_last = False
@@ -381,9 +381,7 @@ class Work:
         return found
 
     def _shares(self, ends_nodes: bool, room: int) -> dict[TaskKind, int]:
-        """Return how many tasks each kind may claim if several kinds want to; they share the worker's
-        limit.
-        """
+        """Return how many tasks each kind may claim; kinds with tasks to claim share the worker's limit."""
         kinds = [kind for kind in self._kinds if ends_nodes or kind.agenda.may_have_work]
         if len(kinds) < 2:
             return {}
@@ -392,7 +390,7 @@ class Work:
         prefetched = ledger.count(WAITING)
         space = [kind.space(room, prefetched if kind.prefetch_max else 0) for kind in kinds]
         shares = shared_room(room, space, [sum(map(kind.takes, held)) for kind in kinds])
-        self._kinds.reverse()  # next time, another kind is the first of several equal ones
+        self._kinds.reverse()  # the next time, another kind is the first of several equal kinds
         return dict(zip(kinds, shares, strict=True))
 
     def _request(self, kind: TaskKind, room: int, *, may_claim: bool) -> TurnRequest:
@@ -473,11 +471,13 @@ class Work:
             self._hand_out_nodes(pipeline, nodes, tasks)
         if (
             dispatcher.traces is not None
-        ):  # last, because this may lose the connection; every task is in the ledger now
+        ):  # this is done last, because it may lose the connection; every task is in the ledger now
             dispatcher.traces.store(pipeline, turned.recorded)
 
     def _sort_out(self, claimed: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
-        """Return the claimed tasks that this worker knows; the others are left to workers that know them."""
+        """Return the claimed tasks that this worker knows; all other tasks are left to workers that know
+        them.
+        """
         unknown = self._unknown
         if unknown.knows_all(claimed):
             return claimed
@@ -499,7 +499,9 @@ class Work:
         claimed: Sequence[ClaimedTask],
         span: tuple[float, float],
     ) -> bool:
-        """Note how far a claim searched and how many tasks it found; True if it searched everywhere."""
+        """Note how far a claim searched and how many tasks it found; return True if it searched
+        everywhere.
+        """
         windows = self._dispatcher.windows
         batch = self._config.max_claim_batch or claims
         # Unfilled windows do not mean that the queue is empty: the next task may be one that must not
@@ -531,7 +533,7 @@ class Work:
         self._hand_out(pipeline, tasks, parts)
 
     def _hand_out(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask], parts: Parts) -> None:
-        """Give tasks to children. After a freeze, only the tasks that no other worker has recovered."""
+        """Give tasks to children; after a freeze, give only tasks that no other worker has recovered."""
         self._notice_freeze()
         if tasks and self._maintenance.heartbeat.was_frozen:
             with self._dispatcher.ledger.claim_in_doubt():
@@ -540,8 +542,8 @@ class Work:
         self._dispatcher.hand_out(tasks, parts)
 
     def _retry_refused(self, pipeline: Pipeline) -> None:
-        """Try again to record the outcomes that the database has refused; a stopping worker gives them up
-        after that.
+        """Try again to record the outcomes that the database has refused; a stopping worker then gives up
+        outcomes that are refused again.
         """
         ledger, blocked = self._dispatcher.ledger, self._blocked
         refused = [outcome for _, outcome in ledger.outcomes(REFUSED)]
@@ -589,8 +591,8 @@ class Work:
         now = time.monotonic()
         signs = self._maintenance.heartbeat.carried_signs(now)
         if self._maintenance.heartbeat.wake_ups.must_store and not signs:
-            # This is committed before the look-ahead, so that the look-ahead sees every send that did not
-            # see this change.
+            # The change is committed before the look-ahead, so that the look-ahead finds tasks whose send did
+            # not see it.
             with self._blocked.failures.job("the note that this worker waits for tasks"):
                 pipeline.run([wait_for_tasks(self._claimer.worker_id)])
                 self._maintenance.heartbeat.wake_ups.is_stored = True
@@ -628,7 +630,7 @@ class Work:
         if self._maintenance.heartbeat.is_lost:
             running_count = self._dispatcher.ledger.count(RUNNING)
             logger.critical(
-                "another worker declared this one lost; killing its %d running task(s)",
+                "another worker declared this worker lost; killing its %d running task(s)",
                 running_count,
                 extra=as_event("worker_declared_lost"),
             )
