@@ -754,7 +754,9 @@ def test_workers_and_failing_tasks_have_findings() -> None:
     assert "2 deliveries have failed finally" in found.sentence
     loss = Loss("w", "alpha", ago(60), ago(0), ["mail"])
     (found,) = judge_losses([loss])
-    assert found.code == "WORKERS_LOST"
+    assert (found.code, found.evidence) == ("WORKERS_LOST", ("it served mail",))
+    (both,) = judge_losses([loss, loss._replace(label="beta")])
+    assert both.evidence[1] == "worker beta, 1 min ago, of mail"
     assert list(judge_losses([])) == []
 
 

@@ -74,3 +74,16 @@ def test_the_button_runs_every_check(page: Page, connection: Database) -> None:
     expect(page.get_by_role("cell", name="schema", exact=True)).to_be_visible()
     page.get_by_role("button", name="Run all checks now").click()
     expect(page.get_by_role("cell", name="run-audit", exact=True)).to_be_visible()
+
+
+def test_long_evidence_is_cut(
+    ask: Ask, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = tuple(f"function {number}." for number in range(25))
+    found = Finding("SETTINGS", "They differ.", Level.RED, evidence=lines)
+    monkeypatch.setattr(
+        attention, "run_doctor", lambda *_: Ok([CheckReport("settings", "", (found,))])
+    )
+    page = ask("/doctor").text
+    assert ("function 9." in page, "function 10." in page) == (True, False)
+    assert "and 15 more: <code>horsies doctor --only settings</code>" in page

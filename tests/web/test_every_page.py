@@ -75,6 +75,29 @@ def test_every_page_opens_is_small_and_has_nothing_inline(
     assert sum(len(data) for data, _ in static_files().values()) <= STATIC_BYTES_MAX
 
 
+LABEL = re.compile(r'data-label="([^"]*)"|<th\b[^>]*>([^<]*)</th>')
+# Names of quantities, which are written alike everywhere.
+LOWER = re.compile(r"p\d\d ")
+CHART_TABLE = re.compile(r'<details class="as-table">.*?</details>', re.DOTALL)
+
+
+def test_the_labels_of_all_tables_begin_with_a_capital(
+    app: Horsies, examples: dict[str, str]
+) -> None:
+    async def main() -> dict[str, Any]:
+        wrong: dict[str, Any] = {}
+        async with client_of(app, actions=True, payload=True) as client:
+            for path in (path_of(route, examples) for route in PAGES):
+                text = CHART_TABLE.sub("", (await client.get(path)).text)
+                labels = {first or second for first, second in LABEL.findall(text)}
+                lower = {one for one in labels if one[:1].islower() and not LOWER.match(one)}
+                if lower:
+                    wrong[path] = lower
+        return wrong
+
+    assert asyncio.run(main()) == {}
+
+
 REVERSED = "\u202egnp.exe\u2066\x1b[31m\x9b"
 
 

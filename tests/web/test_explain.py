@@ -13,6 +13,7 @@ from psycopg import sql
 from horsies import Horsies, TaskError, TaskResult
 from horsies.ids import fixed_id, new_id
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
+from horsies.web.words import short_id
 from horsies.workflow.nodes.nodes import MapNode, OnError, SignalNode, SleepNode, TaskNode
 from horsies.workflow.run.handle import WorkflowHandle
 from tests.support.database import Database
@@ -595,3 +596,13 @@ def test_the_page_follows_the_reasons_and_resumes_a_queue(page: Page, connection
     expect(page.get_by_role("status")).to_contain_text("Queue default is not paused.")
     page.goto(f"/tasks/{task_id}")
     expect(reasons).to_have_text(["SHOULD_START_NOW"])
+
+
+def test_the_heading_asks_what_the_status_leaves_open(ask: Ask, connection: Database) -> None:
+    for status, question in (
+        ("PENDING", "Why does task {} not move?"),
+        ("FAILED", "How did task {} end?"),
+    ):
+        task = add_task(connection, status=status)
+        heading = f"<h1>{question.format(short_id(task))}</h1>"
+        assert heading in ask(f"/tasks/{task}/explain").text

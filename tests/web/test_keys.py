@@ -36,7 +36,7 @@ def test_keys_are_shown_with_tasks_limits_and_buttons(anna: Visitor, connection:
     add_keyed(connection, HOSTILE)
     page = anna.get("/queues/default").text
     row = cells(page, "acme")
-    assert (row["due"], row["in flight"], row["limits"]) == ("3", "0 / 2", "at most 2")
+    assert (row["Due"], row["In flight"], row["Limits"]) == ("3", "0 / 2", "at most 2")
     assert 'action="/queues/default/keys/pause"' in page
     assert "<script>alert" not in page
 

@@ -94,10 +94,10 @@ def test_the_overview_agrees_with_the_status_command(
             continue
         row = cells(page, queue["name"])
         in_flight = queue["claimed"] + queue["running"]
-        assert row["due"] == str(queue["due"])
-        assert row["delayed"] == str(queue["delayed"])
-        assert row["in flight"].split(" / ")[0] == str(in_flight)
-        assert row["done/min"] == f"{queue['done_per_minute']:.0f}"
+        assert row["Due"] == str(queue["due"])
+        assert row["Delayed"] == str(queue["delayed"])
+        assert row["In flight"].split(" / ")[0] == str(in_flight)
+        assert row["Done/min"] == f"{queue['done_per_minute']:.0f}"
     assert {queue["name"] for queue in status["queues"]} >= {"mail", "legacy"}
     assert " due 4 " in plain(page)
 
@@ -153,7 +153,7 @@ def test_rates_and_failures_come_from_the_measures(ask: Ask, connection: Databas
     queue = ask("/queues/mail?range=6h").text
     assert "&amp;until=" in queue
     assert "queue=mail&amp;since=" in queue
-    assert cells(queue, "send_mail")["failed"] == "36"
+    assert cells(queue, "send_mail")["Failed"] == "36"
 
 
 def test_rates_that_take_too_long_do_not_cost_the_page(
@@ -164,7 +164,7 @@ def test_rates_that_take_too_long_do_not_cost_the_page(
         holder.execute("LOCK TABLE horsies_measures IN ACCESS EXCLUSIVE MODE")
         page = ask("/").text
     assert "Reading the rates took too long; choose a shorter range." in page
-    assert cells(page, "mail")["due"] == "3"
+    assert cells(page, "mail")["Due"] == "3"
 
 
 def test_a_wrong_range_is_refused_with_the_right_ones(ask: Ask) -> None:
@@ -267,17 +267,17 @@ def test_a_worker_shows_its_children_and_their_tasks(ask: Ask, connection: Datab
     add_task(connection, status="CLAIMED", claimed_by_worker_id=worker, task_name="ahead")
     page = ask(f"/workers/{worker}").text
     busy, idle = cells(page, "1788"), cells(page, "1790")
-    assert (busy["memory"], busy["tasks done"]) == ("61 MB", "73")
-    assert busy["runs"].startswith("report ")
-    assert busy["for"].startswith("1m1")
-    assert busy["heartbeat"] == "11s ago"
-    assert (idle["runs"], idle["since"]) == ("idle", "-")
+    assert (busy["Memory"], busy["Tasks done"]) == ("61 MB", "73")
+    assert busy["Runs"].startswith("report ")
+    assert busy["For"].startswith("1m1")
+    assert busy["Heartbeat"] == "11s ago"
+    assert (idle["Runs"], idle["Since"]) == ("idle", "-")
     text = plain(page)
     assert "ahead" in text
     assert "children that run a task 1 of 4" in text
     assert "tasks claimed in advance 1" in text
-    assert "caps cluster: none, queue mail : 10" in text
-    assert "known tasks 1" in text
+    assert "Caps cluster: none, queue mail : 10" in text
+    assert "Known tasks 1" in text
     assert 'id="memory-d">61 now, highest 61' in page
 
 
@@ -341,7 +341,7 @@ def test_an_open_table_stays_open_while_numbers_change(page: Page, connection: D
     add_measure(connection, 3, done=70)
     add_task(connection, queue_name="mail")
     streams[0].continue_()
-    due = page.locator('tr[data-key="mail"] td[data-label="due"]')
+    due = page.locator('tr[data-key="mail"] td[data-label="Due"]')
     expect(due).to_have_text("2")
     expect(page.get_by_role("cell", name="70", exact=True)).to_be_visible()
 

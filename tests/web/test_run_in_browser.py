@@ -154,5 +154,5 @@ def test_a_run_is_followed_live_and_its_drawing_stays_still(
     expect(page.locator("[data-region=tab] tbody tr")).to_have_count(9)
     page.get_by_role("link", name="Graph").click()
     node(page, 7).locator("a.open").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("outer")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Workflow outer")
     expect(page.locator("[data-region=state]")).to_contain_text(run_id)

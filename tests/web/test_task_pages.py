@@ -559,7 +559,7 @@ def test_the_page_of_a_task_name_has_rates_durations_and_reasons(
     answer = ask("/names/shop%2Fpay%20now")
     words = text_of(answer)
     for part in (
-        "Task shop/pay now",
+        "Tasks named shop/pay now",
         "Attempts per minute",
         "Run: time from start to end",
         "shop.Late",

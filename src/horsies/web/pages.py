@@ -415,9 +415,9 @@ def _history(points: Sequence[HistoryPoint]) -> list[tuple[str, str, Markup]]:
     memory = "-" if last.memory_mb is None else f"{last.memory_mb:,.0f} MB"
     cpu = "-" if last.cpu_percent is None else f"{last.cpu_percent:.0f} %"
     return [
-        ("resident memory", memory, sparkline("memory", "Resident memory in MB", resident)),
-        ("tasks running", f"{last.busy:.1f}", sparkline("busy", "Tasks running", busy)),
-        ("cpu", cpu, sparkline("cpu", "CPU in percent", [one.cpu_percent for one in points])),
+        ("Resident memory", memory, sparkline("memory", "Resident memory in MB", resident)),
+        ("Tasks running, mean", f"{last.busy:.1f}", sparkline("busy", "Tasks running", busy)),
+        ("CPU, mean", cpu, sparkline("cpu", "CPU in percent", [one.cpu_percent for one in points])),
     ]
 
 

@@ -29,8 +29,9 @@ from horsies.web.rendering import Page, Route, View
 
 LIVE_SECONDS = 10.0
 # The maximum number of findings per check on the page, because thousands of queues may have the
-# same finding.
+# same finding, and of lines of evidence per finding.
 FINDINGS_MAX = 50
+EVIDENCE_MAX = 10
 _PLACES = {check.id: place for place, check in enumerate(CHECKS)}
 # The class and the sign of each level.
 SIGNS = {
@@ -69,6 +70,7 @@ async def doctor_page(view: View) -> Page:
         "more": {name: count for name, count in more.items() if count > 0},
         "level": worst(report.level for report in reports),
         "signs": SIGNS,
+        "evidence_max": EVIDENCE_MAX,
         "page_of": page_of,
         "is_full": is_full,
         "slow_at": slow_at,

@@ -18,10 +18,17 @@ from horsies.monitor.diagnose.explain import (
     explain_script,
     explain_task_script,
 )
+from horsies.states import (
+    TASK_TERMINAL_STATES,
+    WORKFLOW_TASK_TERMINAL_STATES,
+    WORKFLOW_TERMINAL_STATES,
+)
 from horsies.web.answers import answer_document
 from horsies.web.masking import visible
 from horsies.web.rendering import Handler, Page, Route, View
 from horsies.web.words import short_id
+
+_ENDED = {*TASK_TERMINAL_STATES, *WORKFLOW_TERMINAL_STATES, *WORKFLOW_TASK_TERMINAL_STATES}
 
 
 def _explain_script(view: View, kind: str) -> Script[Explanation]:
@@ -61,7 +68,8 @@ def _explain_page(kind: str) -> Handler:
         }
         status = 404 if explanation.status is None else 200
         name = " ".join(short_id(word) for word in explanation.subject.split(" "))
-        title = visible(f"Why does {name} not move?")
+        has_ended = explanation.status in _ENDED
+        title = visible(f"How did {name} end?" if has_ended else f"Why does {name} not move?")
         return Page("explain.html", title, context, status=status)
 
     return handler

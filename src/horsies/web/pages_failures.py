@@ -85,7 +85,7 @@ async def failure(view: View) -> Page:
     step = duration((slots[1].at - slots[0].at).total_seconds())
     chart = column_chart(Chart("failure", f"Failed attempts per {step}", ["failed"], columns))
     context = {**group_words(group, now), "chart": chart, "is_cut": group.total >= FAILURES_MAX}
-    title = visible(f"{group.task_name}: {reason_text(group)}")
+    title = visible(f"Failure of {group.task_name}: {reason_text(group)}")
     return Page("failure.html", title, context, live_seconds=10.0)
 
 

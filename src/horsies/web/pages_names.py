@@ -56,7 +56,7 @@ async def name_page(view: View) -> Page:
         "queue": task.definition.queue_name if task else None,
         "path_of": f"/names/{quote(name, safe='')}",
     }
-    return Page("name.html", visible(f"Task {name}"), context)
+    return Page("name.html", visible(f"Tasks named {name}"), context)
 
 
 def _runs(series: Series) -> Chart:

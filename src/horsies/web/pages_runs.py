@@ -125,7 +125,7 @@ async def run_page(view: View) -> Page:
         **await _items(view, facts.run.id, selected),
         **_tab_context(view, shown, tab, selected),
     }
-    return Page("run.html", facts.run.name, context, 1.0 if shown.is_open else None)
+    return Page("run.html", f"Workflow {facts.run.name}", context, 1.0 if shown.is_open else None)
 
 
 def _tab_context(view: View, shown: RunView, tab: str, selected: TreeNode | None) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def _edit_form(state: ScheduleState, form: EditForm) -> Page:
         "path_of": schedule_path(state.name),
     }
     status = STATUS_UNFIT if form.problem else 200
-    return Page("schedule_edit.html", f"Edit {state.name}", context, None, status)
+    return Page("schedule_edit.html", f"Edit schedule {state.name}", context, None, status)
 
 
 async def _stored(view: View) -> ScheduleState:

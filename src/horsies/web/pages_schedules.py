@@ -219,7 +219,7 @@ async def schedule_page(view: View) -> Page:
         "reasons": REASONS,
         "changes": await view.read(list_actions_script(f"schedule {name}", limit=CHANGES_SHOWN)),
     }
-    return Page("schedule.html", name, context)
+    return Page("schedule.html", f"Schedule {name}", context)
 
 
 def schedule_path(name: str) -> str:

@@ -89,6 +89,7 @@ async def tasks(view: View) -> Page | Response:
         "until": text_of(view, "until") or "",
         "queues": sorted({*queues, *view.site.queue_caps, *filters.queues}),
         "names": sorted(view.site.app.list_tasks()) if view.site.app else [],
+        "can_send": view.site.app is not None,
         "statuses": list(TaskStatus),
         "since_choices": _SINCE_CHOICES,
         "newer": await _count_newer(view, filters),
@@ -298,7 +299,7 @@ async def task(view: View) -> Page:
         "trace_id": trace_id,
         "links": _links(view.site.settings.links, found, trace_id),
     }
-    title = visible(f"{found.task_name} on {found.queue_name}")
+    title = visible(f"Task {found.task_name} on {found.queue_name}")
     return Page("task.html", title, context, live_seconds=1.0 if facts.is_open else None)
 
 

@@ -137,13 +137,20 @@ def judge_losses(losses: Sequence[Loss]) -> Iterator[Finding]:
         since=losses[-1].lost_at,
         subjects=[one.label for one in losses[:SHOWN]],
         remedy="look for the end of the process in its log and in that of its host",
-        evidence=[
-            f"worker {one.label}, {between(one.lost_at, one.looked_at)} ago, of "
-            f"{', '.join(one.queues[:SHOWN])}"
-            for one in losses[:SHOWN]
-        ],
+        evidence=_lost_queues(losses),
         subject=Subject("worker", newest.worker_id, newest.label),
     )
+
+
+def _lost_queues(losses: Sequence[Loss]) -> list[str]:
+    """Return what the lost workers served; the sentence about a single one has its name and time."""
+    served = [", ".join(one.queues[:SHOWN]) for one in losses[:SHOWN]]
+    if len(losses) == 1:
+        return [f"it served {served[0]}"]
+    return [
+        f"worker {one.label}, {between(one.lost_at, one.looked_at)} ago, of {queues}"
+        for one, queues in zip(losses, served, strict=False)
+    ]
 
 
 def _caps(facts: Facts) -> Script[Iterable[Finding]]:
