@@ -138,7 +138,7 @@ QUESTIONS = (
         "A log shows WORKER_RESOLUTION_ERROR. What does it mean, and what do you do first?",
         "codes.md",
         "worker_resolution_error",
-        ("no worker", "Remedy"),
+        ("No worker of the queue", "Remedy"),
     ),
 )
 
