@@ -58,7 +58,7 @@ class FernetCodec:
         return self._first.encrypt(data).decode()
 
     def decode(self, key_id: str, text: str) -> bytes:
-        """Decrypt with the key that has this id; ValueError if the text was changed."""
+        """Decrypt with the key that has this id; raise ValueError if the text was changed."""
         try:
             return self._keys[key_id].decrypt(text)
         except Exception as error:

@@ -67,7 +67,7 @@ class ResultCodec:
 
     @classmethod
     def of(cls, ok_type: Any, err_type: Any) -> ResultCodec:
-        """Build the codec for TaskResult[ok_type, err_type]; ValueError if a type cannot be used."""
+        """Build the codec for TaskResult[ok_type, err_type]; raise ValueError if a type cannot be used."""
         try:
             return cls(ok_type, err_type)
         except AnnotationProblem as error:

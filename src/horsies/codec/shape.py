@@ -173,7 +173,7 @@ class AnnotationProblem(ValueError):
 
 
 def adapter_of(shape: Shape, config: ConfigDict = _CONFIG) -> TypeAdapter[Any]:
-    """Return a shape's pydantic adapter; AnnotationProblem if pydantic cannot build it."""
+    """Return a shape's pydantic adapter; raise AnnotationProblem if pydantic cannot build it."""
     try:
         # The wrapping annotation applies the configuration to types that do not accept a configuration
         # themselves.

@@ -57,8 +57,7 @@ logger = logging.getLogger("horsies.schema")
 # The statements of this module import horsies.db.database.
 payload_keeper: Any = Deferred("horsies.db.payload_keeper")
 
-# How long a command or page waits for a connection. A frozen server accepts connections but never
-# answers.
+# How long a command or page waits for a connection. A frozen server accepts connections but never responds.
 LIMITED_CONNECT_SECONDS = 5
 # The maximum number of connections that one process opens for large payloads.
 PAYLOAD_CONNECTIONS = 4
@@ -155,7 +154,7 @@ class AsyncOwnConnection(AsyncConnection[Any]):
 
 
 class LimitedConnection(OwnConnection):
-    """A connection that is closed if the server does not answer within a time limit."""
+    """A connection that is closed if the server does not respond within a time limit."""
 
     silence_seconds = 60.0
 
@@ -164,7 +163,7 @@ class LimitedConnection(OwnConnection):
 
 
 class AsyncLimitedConnection(AsyncOwnConnection):
-    """An asynchronous connection that is closed if the server does not answer within a time limit."""
+    """An asynchronous connection that is closed if the server does not respond within a time limit."""
 
     silence_seconds = 60.0
 
@@ -300,7 +299,8 @@ class Pool(_Pool[OwnConnection]):
     def __init__(self, connect: Callable[[], OwnConnection], limits: PoolLimits) -> None:
         super().__init__(limits)
         self._connect = connect
-        # A Ctrl-C inside a threading.Semaphore could leave the semaphore's lock held forever.
+        # The pool counts its connections itself: a Ctrl-C inside a threading.Semaphore could leave the
+        # semaphore's lock held forever.
         self._slots: SimpleQueue[None] = SimpleQueue()
         self._release = partial(self._slots.put, None)
         for _ in range(limits.most):

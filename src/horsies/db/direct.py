@@ -167,8 +167,8 @@ async def _wait_async(connection: AsyncOwnConnection) -> PGresult:
 
 
 def _flush(pgconn: PGconn) -> PQGen[None]:
-    """Write all data and read at the same time, because the server may answer before it has received
-    everything.
+    """Write all data and read at the same time, because the server may respond before it has received all
+    data.
     """
     while pgconn.flush():
         if (yield Wait.RW) & Ready.R:

@@ -83,7 +83,7 @@ _NO_ANSWER = "The server did not answer in time; check host, port and the networ
 
 
 class StoreUnreachable(psycopg.OperationalError):
-    """The external store of large payloads does not answer. Work that needs the store is retried, as after a
+    """The external store of large payloads does not respond. Work that needs the store is retried, as after a
     lost connection.
     """
 

@@ -23,7 +23,7 @@ LOCK_TIMEOUT_MS = 5_000
 
 class Limits(NamedTuple):
     """How many milliseconds a statement may wait for a lock, and how many it may take in total. Without
-    ``statement_ms``, the time limits of the database and the role apply. A connection that gets no answer for
+    ``statement_ms``, the time limits of the database and the role apply. A connection without a response for
     ``silence_seconds`` is closed.
     """
 
@@ -38,7 +38,7 @@ READING = Limits(lock_ms=1_500, statement_ms=8_000, silence_seconds=10.0)
 
 
 def answering(connection: Any, wait: PQGen[Value], seconds: float) -> PQGen[Value]:
-    """Wait for the server like psycopg does, but close the connection after this time without an answer.
+    """Wait for the server like psycopg does, but close the connection after this time without a response.
 
     psycopg resumes a wait at least ten times per second, even if the server is silent.
     """
@@ -61,7 +61,7 @@ def answering(connection: Any, wait: PQGen[Value], seconds: float) -> PQGen[Valu
 
 
 def silent(seconds: float) -> OperationalError:
-    """The error of a connection that was closed because the server did not answer."""
+    """The error of a connection that was closed because the server did not respond."""
     return OperationalError(
         f"The database did not answer for {seconds:g} s; the connection was closed"
     )

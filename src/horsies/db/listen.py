@@ -194,9 +194,9 @@ def receives_own_notification(
 ) -> bool:
     """Verify that LISTEN works, by sending a notification and waiting for it.
 
-    A pooler in transaction mode accepts LISTEN but never delivers anything, so only a received
-    notification is proof. A second connection sends the notification, because a connection that notifies
-    itself receives it with the answer to its own statement, even behind a pooler.
+    A pooler in transaction mode accepts LISTEN but never delivers notifications, so only a received
+    notification proves that LISTEN works. A second connection sends the notification, because a connection
+    that notifies itself receives it with the response to its own statement, even behind a pooler.
     """
     channel = f"horsies_echo_{new_id().replace('-', '')}"
     with connect() as connection, connect() as sender:

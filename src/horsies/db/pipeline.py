@@ -315,8 +315,8 @@ class Pipeline:
         while not ready and self._waits_for_standby():
             ready = self._first_event(self._patience_seconds)
         if not ready:
-            # Send a cancel request, because otherwise the server could apply the abandoned group much
-            # later. A reachable server answers the request with an error, and the session continues.
+            # Send a cancel request, because otherwise the server could apply the abandoned group much later.
+            # A reachable server responds to the request with an error, and the session continues.
             self._has_cancelled = True
             with suppress(Error):
                 self.connection.cancel_safe(timeout=CANCEL_SECONDS)

@@ -153,7 +153,7 @@ class Statement(Generic[P, Row]):
 
     def read(self, rows: list[Row], payloads: Payloads | None) -> list[Row]:
         """Return the rows with their payload decrypted, if the codec has the keys. Texts that are shown to
-        people are masked if they cannot be decrypted or if their store does not answer.
+        people are masked if they cannot be decrypted or if their store does not respond.
         """
         columns, has_masks = self._read_payload
         if not columns or (payloads is None and not has_masks):

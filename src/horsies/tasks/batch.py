@@ -85,7 +85,7 @@ class BatchTraits:
     form: BatchForm
 
     def outcomes(self, returned: object, count: int) -> Sequence[Any]:
-        """Return the outcomes of a call for this many tasks, in order; BatchResultMismatch if their
+        """Return the outcomes of a call for this many tasks, in order; raise BatchResultMismatch if their
         number or kind is wrong.
         """
         if self.form.is_silent and returned is None:

@@ -225,7 +225,7 @@ class _Search:
 
 
 class Blocked:
-    """Keeps track of the tasks and runs that are blocked, as far as this process knows."""
+    """Keeps track of the blocked tasks and runs that are known to this process."""
 
     def __init__(
         self, worker_id: str | None = None, clock: Callable[[], float] = time.monotonic

@@ -154,7 +154,7 @@ class TaskOptions:
 
     @classmethod
     def from_json(cls, text: str | None) -> TaskOptions:
-        """Read the options from a task's column; ValueError if the text is not a JSON object."""
+        """Read the options from a task's column; raise ValueError if the text is not a JSON object."""
         stored = json.loads(text or "{}")
         if not isinstance(stored, dict):
             raise ValueError(f"task_options is a JSON object, not {type(stored).__name__}")

@@ -259,7 +259,7 @@ def outcome_of_stop(
     """Return the outcome for a task that the worker stopped: it exceeded its time or memory limit, was
     cancelled, or was still running at shutdown.
 
-    `description` says why its child ended. `limit_ms` is the time limit of its call, which in a batch may
+    `description` explains why its child ended. `limit_ms` is the time limit of its call, which in a batch may
     be the limit of another task.
     """
     if reason == STOPPED_BY_CANCEL:

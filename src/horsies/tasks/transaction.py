@@ -1,7 +1,7 @@
 """``tx``: a task's transaction, which commits its effects and its outcome together.
 
 A task that declares a parameter of type ``TaskTransaction`` receives the transaction from its worker. The
-connection is opened when the task first asks for it; ``worker/child/transact.py`` begins and ends the
+connection is opened at its first use by the task; ``worker/child/transact.py`` begins and ends the
 transaction.
 """
 

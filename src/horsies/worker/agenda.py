@@ -331,8 +331,8 @@ class Shutdown:
         self._refused_since = None
 
     def note_refusal(self, now: float) -> bool:
-        """Note that a reachable database refused a turn; True if it has refused for too long since the
-        shutdown began.
+        """Note that a reachable database refused a turn; return True if it has refused turns for too long
+        since the shutdown began.
         """
         if self._began_at is None:
             return False

@@ -54,7 +54,7 @@ class Batches:
         room: int | None = None,
     ) -> Sequence[ClaimedTask]:
         """Return the tasks and the tasks that join them, each with the child that runs it. At most `room`
-        tasks join, and per queue no more than one turn may claim.
+        tasks join, and at most as many per queue as one turn may claim.
         """
         groups = self._groups(tasks)
         if not groups:

@@ -133,7 +133,7 @@ class TaskKind:
     def note_retries(self, ends: Iterable[End], now: float) -> None:
         """Look ahead when retries with keys become due, because the look-ahead moves them to their lanes.
 
-        Without this, a busy worker would look ahead only at its polls.
+        Otherwise a busy worker would look ahead only at its polls.
         """
         delays = [
             outcome.delay_seconds

@@ -379,7 +379,7 @@ class UnknownTasks:
         return _failure(task, OperationalErrorCode.WORKER_RESOLUTION_ERROR, text)
 
     def _warn(self, wanted: Wanted, task: ClaimedTask, message: str = "") -> None:
-        """Log once that tasks like this one are left to other workers; the message says why a call does
+        """Log once that tasks like this one are left to other workers; the message explains why a call does
         not fit.
         """
         if wanted in self._warned:

@@ -225,7 +225,7 @@ class Worker:
         return ExitCode.CLEAN if is_clean else ExitCode.FORCED
 
     def _start(self) -> None:
-        """Wait for the database and listen; children that die in the meantime are replaced."""
+        """Wait for the database and listen; children that die during the wait are replaced."""
         while not self._shutdown.is_requested:
             try:
                 self._connection.start()

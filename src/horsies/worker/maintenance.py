@@ -177,7 +177,8 @@ class Maintenance:
             self._progress.done(now)
             self._store_progress(pipeline, list(self._dispatcher.pool.progress().values()))
         is_receiving = self.heartbeat.is_receiving
-        # Without this, snapshots would contradict the worker's row for half a minute.
+        # A snapshot is stored immediately; otherwise the latest snapshot would contradict the worker's row
+        # for half a minute.
         if self._snapshot.is_due(now) or is_receiving != self._snapshot_is_receiving:
             self._snapshot.done(now)
             self._snapshot_is_receiving = is_receiving

@@ -61,10 +61,10 @@ def own_channels(worker_id: str) -> list[str]:
 class NotificationBatch(NamedTuple):
     """Notifications received in one batch, sorted by meaning.
 
-    `work` says that a queue may have tasks. `cancelled` names tasks that may have been cancelled. `gap`
-    says that any number of notifications may have been missed. `paused` says that a queue or a run was
-    paused. `woken` names queues with new tasks for which only a few workers were woken. `keyed` names
-    queues whose tasks have keys.
+    `work` means that a queue may have tasks. `cancelled` names tasks that may have been cancelled. `gap`
+    means that any number of notifications may have been missed. `paused` means that a queue or a run was
+    paused. `woken` names queues with new tasks for which only a few workers were woken. `keyed` names queues
+    whose tasks have keys.
     """
 
     work: bool
@@ -188,7 +188,7 @@ class WakeUps:
 
     # Whether this worker can immediately start a task from any of its queues.
     waits: bool = False
-    # Whether the workers table says that this worker waits.
+    # Whether the workers table lists this worker as waiting.
     is_stored: bool = False
     # When to pass on unserved wake-ups, and the queues that they concern.
     pass_at: float = NEVER

@@ -321,7 +321,7 @@ def process_started(pid: int) -> int | None:
 
 
 def is_process_gone(pid: int, started: int) -> bool:
-    """Return whether a process in this pid namespace has provably ended; False if in doubt."""
+    """Return whether a process in this pid namespace has provably ended; return False if this is in doubt."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -609,7 +609,7 @@ class FrameBuffer:
 
 
 def checked_size(header: bytes | bytearray) -> int:
-    """Return the length in the first five bytes of a frame; ProtocolError if no frame of its kind can
+    """Return the length in the first five bytes of a frame; raise ProtocolError if no frame of its kind can
     have this length.
     """
     size, kind = _HEADER.unpack(header)

@@ -177,7 +177,7 @@ def recover_ownerless(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blo
 def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blocked) -> int:
     """End runs that have been paused for longer than allowed and return how many ended.
 
-    Each run ends in its own transaction; a run that is resumed in the meantime continues.
+    Each run ends in its own transaction; a run that is resumed before its transaction continues.
     """
     policy = "paused_workflow_auto_cancel_after"
     allowed = recovery.paused_workflow_auto_cancel_after

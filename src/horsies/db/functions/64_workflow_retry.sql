@@ -78,7 +78,7 @@ BEGIN
 END
 $$;
 
--- FAILED -> RUNNING, and remove the error. Returns false if another run has taken the run's key in the meantime.
+-- FAILED -> RUNNING, and remove the error. Returns false if another run now has the run's key.
 CREATE OR REPLACE FUNCTION horsies_reopen(p_run_id uuid) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE horsies_workflows SET

@@ -104,11 +104,11 @@ CREATE INDEX horsies_tasks_claim ON horsies_tasks (queue_name, priority, enqueue
 -- have no entry here; for them the predicate costs one comparison.
 CREATE INDEX horsies_tasks_claim_async ON horsies_tasks (queue_name, priority, enqueued_at, id)
     WHERE status = 'PENDING' AND NOT held AND task_options LIKE '{"async":true%';
--- Due tasks with a key, by lane: one index probe finds the next lane, however many tasks the previous lane has. For a
--- plain task, the check of the predicate ends at its first condition. Delayed tasks are in the second index until a
--- worker moves them when they become due (horsies_look_at_keys_v1), so no claim has to skip them. No second index may
--- offer the same order to these queries: the planner would use it, and read all tasks of one lane to find those of
--- another lane.
+-- Due tasks with a key, by lane: one index probe finds the next lane, regardless of the number of tasks in the previous
+-- lane. For a plain task, the check of the predicate ends at its first condition. Delayed tasks are in the second index
+-- until a worker moves them when they become due (horsies_look_at_keys_v1), so no claim has to skip them. No second
+-- index may offer the same order to these queries: the planner would use it, and read all tasks of one lane to find
+-- those of another lane.
 CREATE INDEX horsies_tasks_lane ON horsies_tasks (queue_name, lane, priority, enqueued_at, id)
     WHERE lane IS NOT NULL AND status = 'PENDING' AND enqueued_at <= updated_at;
 -- Due tasks with a key of "async def" functions, so that a claim for async children finds only lanes with such tasks,
@@ -424,7 +424,7 @@ CREATE TABLE horsies_findings (
 
 -- Workers -----------------------------------------------------------------------------------------
 -- One current row per worker. A live worker holds the session advisory lock "lock_key" on its listening connection. The
--- server releases the lock as soon as the connection is gone. So a free lock, together with a few seconds without a
+-- server releases the lock as soon as the connection ends. So a free lock, together with a few seconds without a
 -- heartbeat, proves that a worker is dead, long before any other timeout expires.
 CREATE TABLE horsies_workers (
     worker_id        varchar(255)  PRIMARY KEY,

@@ -34,8 +34,8 @@ LIMIT %(limit)s
 
 -- name: fire_slots
 -- Insert tasks and runs for due slots, and update their schedules, in one statement. A schedule is updated only if it
--- has not changed since it was read: a schedule that another scheduler has served in the meantime, or that was paused
--- or changed, is skipped. A task or run that already exists (its id is derived from name and slot) is kept.
+-- has not changed since it was read: a schedule that was served by another scheduler, paused or changed since then is
+-- skipped. A task or run that already exists (its id is derived from name and slot) is kept.
 WITH decided AS MATERIALIZED (
     SELECT * FROM unnest(
         %(names)s::text[], %(due_at)s::timestamptz[], %(hashes)s::text[], %(next_run_at)s::timestamptz[],

@@ -88,7 +88,7 @@ class DebouncedTask(NamedTuple):
 
 
 class InsertTasks(NamedTuple):
-    """Many rows of one task function. Values that all rows share are given once, the others as columns;
+    """Many rows of one task function. Values that all rows share are given once, all other values as columns;
     each column is a text with one value per line.
     """
 
@@ -230,7 +230,9 @@ class TaskAttemptInfo:
     and place in the code have the same one.
     """
     exception_type: str | None = None
-    """The class of the exception, for example "shop.errors.GatewayDown"; None if the error code says more."""
+    """The class of the exception, for example "shop.errors.GatewayDown"; None if the error code is more
+    informative.
+    """
     raised_in: str | None = None
     """The application's innermost function in the traceback, for example "shop/payments.py:charge"."""
 

@@ -290,7 +290,7 @@ class PausedRun(NamedTuple):
 
 
 class ExpiredRun(NamedTuple):
-    """The result of expiring a paused run; ``expired`` is False if the run was resumed in the meantime."""
+    """The result of expiring a paused run; ``expired`` is False if the run has been resumed before."""
 
     expired: bool
 

@@ -16,7 +16,7 @@ ORDER BY root.id FOR NO KEY UPDATE
 
 -- name: pause_run
 -- RUNNING -> PAUSED for a run and the running runs below it. Returns the run's previous status, or NULL if the run does
--- not exist. The notification makes workers drop tasks that they have claimed ahead of time; for other tasks see
+-- not exist. The notification makes workers release tasks that they have claimed ahead of time; for other tasks see
 -- horsies_pause_runs.
 SELECT paused.answer
 FROM (SELECT horsies_pause_v1(%(id)s::uuid) AS answer) AS paused
@@ -309,8 +309,8 @@ WHERE status = 'PAUSED' AND paused_at < now() - %(max_paused_seconds)s * interva
 ORDER BY paused_at LIMIT %(limit)s
 
 -- name: expire_run
--- PAUSED -> EXPIRED unless the run was resumed in the meantime; see horsies_expire_v1. Parameters: reason is the JSON
--- of a TaskError.
+-- PAUSED -> EXPIRED unless the run has been resumed; see horsies_expire_v1. Parameters: reason is the JSON of a
+-- TaskError.
 SELECT horsies_expire_v1(%(id)s::uuid, %(max_paused_seconds)s, %(reason)s) AS expired
 
 -- name: delete_old_workflows

@@ -461,7 +461,7 @@ class _Outbox:
             del self._rest[: self._socket.send(self._rest)]
         except BlockingIOError:
             return
-        except OSError:  # the parent is gone
+        except OSError:  # the parent has ended
             self.is_broken = True
             self._rest.clear()
             self._loop.call_soon_threadsafe(self._loop.stop)

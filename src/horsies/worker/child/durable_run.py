@@ -115,7 +115,9 @@ def _new_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[str, str]:
-    """Return the JSON texts of the arguments with which a run continues; DurableMisuse if they do not fit."""
+    """Return the JSON texts of the arguments with which a run continues; raise DurableMisuse if they do not
+    fit the function.
+    """
     if current_task().workflow_id is not None:
         raise DurableMisuse("ctx.continue_as is not for nodes: their workflow has their arguments.")
     encoded = encode(transactions.config.payload, definition, args, kwargs)

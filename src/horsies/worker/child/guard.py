@@ -85,7 +85,7 @@ def _group(pid: int) -> int:
 
 
 def _kill(target: int) -> bool:
-    """Kill a process or, for a negative number, a process group; False if this is not permitted."""
+    """Kill a process or, for a negative number, a process group; return False if this is not permitted."""
     try:
         with suppress(ProcessLookupError):
             os.kill(target, signal.SIGKILL)

@@ -389,7 +389,7 @@ class _Batches:
         self._capture = capture
 
     def serve(self, frame: bytes) -> bool:
-        """Run the batch that `frame` announces; False if this process must exit."""
+        """Run the batch that `frame` announces; return False if this process must exit."""
         parent, capture = self._parent, self._capture
         frames = parent.batch_frames(*protocol.decode_numbers(frame))
         if frames is None:

@@ -15,7 +15,7 @@ from horsies.worker.sharing import Permits, SharedPage
 _RECEIVE_BYTES = 1 << 16
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_STOP = int(FrameKind.STOP)
-# Larger frames need the socket's original send buffer.
+# The size of a frame above which the socket gets its original send buffer back.
 _LARGE_FRAME_BYTES = 1 << 12
 
 

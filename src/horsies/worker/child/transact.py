@@ -253,7 +253,7 @@ class AttemptRecord:
         return self.found(rows)
 
     def encoded(self, result: object, is_open: bool) -> str:
-        """Return a success as JSON text; TransactionMisuse if record_in may not record it."""
+        """Return a success as JSON text; raise TransactionMisuse if record_in may not record it."""
         refuse_if(self.is_over, OVER)
         refuse_if(self.result is not None, _RECORDED_TWICE)
         refuse_if(is_open, _TWO_TRANSACTIONS)

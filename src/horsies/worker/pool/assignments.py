@@ -165,7 +165,7 @@ class Assignments:
             return []
         unused = set(child.permits.take_back())
         taken = [one for one in child.held.values() if one.number in unused]
-        # The last assignment is taken back first, so that the others do not become the front in between.
+        # The last assignment is taken back first, so that no other assignment becomes the front in between.
         for one in reversed(taken):
             self.remove(one)
         return taken

@@ -166,8 +166,8 @@ class ChildProcess:
     # The bytes that did not fit into the socket. Up to 250 large assignments may wait here for one
     # blocked event loop.
     outgoing: bytearray = field(default_factory=bytearray)
-    # The assignments in the order of their numbers. A child with one place runs the first one, the front;
-    # the others are in line behind it, or in the same batch.
+    # The assignments in the order of their numbers. A child with one place runs the first assignment, the
+    # front; all other assignments are in line behind it, or in the same batch.
     held: dict[str, Held] = field(default_factory=dict)
     # How many assignments the child was given in total, and how many of those that it holds are being
     # stopped.

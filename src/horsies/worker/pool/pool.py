@@ -326,7 +326,7 @@ class ChildPool:
             self._children.kill(child)
 
     def shutdown(self) -> list[PoolEvent]:
-        """Make idle children exit, kill the others, and wait until no process is left.
+        """Make idle children exit, kill all other children, and wait until no process is left.
 
         Returns the events, including the assignments of killed children.
         """

@@ -99,8 +99,8 @@ class Windows:
         return max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._run_times[task_name].typical_seconds)
 
     def note_claim(self, asked: int, names: Sequence[str], *, is_drained: bool) -> None:
-        """Adjust the depth after a claim for up to `asked` tasks that got tasks with these names for
-        windows.
+        """Adjust the depth of windows after a claim that requested up to `asked` tasks and got tasks with
+        these names.
 
         Windows grow while claims return the requested number of short tasks. When the queues are drained,
         windows start small again, so that other workers get a share of the few tasks. Otherwise the next task
