@@ -30,7 +30,7 @@ def canonical(text: str) -> str:
     try:
         return to_json(_with_sorted_keys(from_json(text))).decode()
     except ValueError:
-        return text  # nested too deeply to read
+        return text  # the JSON is nested too deeply to be read
 
 
 def _in_order(value: object, written: Any) -> Any:
@@ -70,7 +70,7 @@ def _sorted_elements(elements: list[Any]) -> list[Any]:
     kinds = {type(one) for one in elements}
     if kinds in ({str}, {int}):
         return sorted(elements)
-    # 1 and True are equal in Python but differ as text.
+    # 1 and True are equal in Python but have different JSON text.
     return sorted(elements, key=lambda one: to_json(_with_sorted_keys(one)))
 
 

@@ -186,7 +186,7 @@ def adapter_of(shape: Shape, config: ConfigDict = _CONFIG) -> TypeAdapter[Any]:
         ) from error
 
 
-@functools.lru_cache(128)  # building an adapter takes milliseconds
+@functools.lru_cache(128)  # adapters are cached, because building one takes milliseconds
 def complete_adapter_of(shape: Shape) -> TypeAdapter[Any]:
     """Return an adapter that rejects keys a TypedDict does not declare."""
     return adapter_of(shape, ConfigDict(**_CONFIG, extra="forbid"))

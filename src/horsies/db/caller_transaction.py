@@ -133,7 +133,7 @@ def _find(transaction: object) -> Any:
     _refuse_if(found.closed, _CLOSED)
     _refuse_if(_commits_alone(found.connection.dbapi_connection), _NO_TRANSACTION)
     if not found.in_transaction():
-        found.begin()  # like SQLAlchemy's own execute(), so that the session's commit() commits our row
+        found.begin()  # as SQLAlchemy's execute() does, so that the session's commit() commits our row
     driver = found.connection.driver_connection
     if isinstance(driver, Connection):
         return driver

@@ -50,7 +50,7 @@ from horsies.db.schema import SAFE_SEARCH_PATH
 from horsies.encryption import Payloads
 from horsies.modules import Deferred
 
-if TYPE_CHECKING:  # an import at run time would load pydantic
+if TYPE_CHECKING:  # importing these modules at run time would load pydantic
     from horsies.config.postgres import PostgresConfig
 
 logger = logging.getLogger("horsies.schema")
@@ -363,7 +363,7 @@ class AsyncPool(_Pool[AsyncOwnConnection]):
             except TimeoutError as error:
                 raise self._limits.exhausted() from error
         else:
-            await self._slots.acquire()  # returns immediately; wrapping it in a timeout costs 10 µs
+            await self._slots.acquire()  # a free slot needs no timeout, which would cost 10 µs
         try:
             return self._take_idle() or self._admit(await self._connect())
         except BaseException:

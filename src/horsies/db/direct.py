@@ -120,7 +120,7 @@ def _wait(connection: OwnConnection) -> PGresult:
     pgconn = connection.pgconn
     results: list[PGresult] = []
     try:
-        if pgconn.flush():  # a large text
+        if pgconn.flush():  # a large text is not sent completely yet
             connection.wait(_flush(pgconn))
         poller = select.poll()
         poller.register(pgconn.socket, select.POLLIN)

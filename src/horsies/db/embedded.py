@@ -280,7 +280,7 @@ class _DirectoryLock:
     def __enter__(self) -> None:
         self._threads.acquire()
         if sys.platform != "win32":
-            with suppress(FileNotFoundError):  # deleted by the last process that used it
+            with suppress(FileNotFoundError):  # the server's last user deletes it
                 self._descriptor = os.open(self._directory, os.O_RDONLY)
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
@@ -332,11 +332,11 @@ def _running_server(data: Path) -> Any:
     except (
         FileNotFoundError,
         AssertionError,
-    ):  # a server that is starting has not written all lines yet
+    ):  # a starting server has not written all lines yet
         return None
     if not information.is_running():
         return None
-    if information.process.name() != "postgres":  # another process has the same pid now
+    if information.process.name() != "postgres":  # another process now has the pid
         record.unlink()
         return None
     return information
@@ -413,9 +413,9 @@ def _is_running(pid: int) -> bool:
         return False
     except PermissionError:
         pass
-    with suppress(OSError):  # no /proc on macOS
+    with suppress(OSError):  # macOS has no /proc
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-        return state != b"Z"  # killed, and not yet reaped by its parent
+        return state != b"Z"  # a zombie was killed but not yet reaped by its parent
     return True
 
 

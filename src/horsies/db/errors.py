@@ -41,15 +41,15 @@ _QUEUES_NOTIFICATIONS = "PreCommit_Notify"
 # needs much memory or raises such an error itself. A full disk, the number of connections and a lost
 # connection affect the whole server.
 _LASTING_STATES = {
-    *("57014", "25P04"),  # a statement was cancelled or timed out, or a transaction did
+    *("57014", "25P04"),  # a statement was cancelled, or a statement or transaction timed out
     *("53000", "53200", "53400"),  # the server lacks memory or exceeds a configured limit
     *CONFLICTS,
 }
 # No row can store this text: its characters, its length or its size are not allowed, or an operator's
 # index or type cannot parse it.
 _TEXT_STATES = {"22021", "22P05", "22001", "22P02", _LIMIT_EXCEEDED}
-_TOO_LARGE = "invalid memory alloc request size"  # the server does not translate it
-_INSTALLATION_CLASSES = ("28", "3D", "3F")  # login, database or schema are wrong
+_TOO_LARGE = "invalid memory alloc request size"  # the server does not translate this message
+_INSTALLATION_CLASSES = ("28", "3D", "3F")  # the login, the database or the schema is wrong
 _INSTALLATION_STATES = {
     "42501",  # the role lacks a privilege
     # The tables and functions do not match this release.

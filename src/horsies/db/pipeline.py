@@ -282,7 +282,7 @@ class Pipeline:
             if result is None or result.status not in _FAILED:
                 result = found
             if found.status != _SYNC:
-                self._next_result(pgconn)  # the None that ends this statement's results
+                self._next_result(pgconn)  # read the None that ends this statement's results
         assert result is not None
         return result
 
@@ -299,7 +299,7 @@ class Pipeline:
             if found.status == _SYNC:
                 return
             results.append(found)
-            self._next_result(pgconn)  # the None that ends this error
+            self._next_result(pgconn)  # read the None that follows the error
 
     def _next_result(self, pgconn: PGconn) -> PGresult | None:
         # get_result() could wait too, but it would not handle signals, and it would hold the GIL.
@@ -389,16 +389,14 @@ class Pipeline:
                 if self._prepared is not None:
                     try:
                         self.connection.execute("DEALLOCATE ALL", prepare=False)
-                    except (
-                        Error
-                    ) as error:  # the prepared statements are unknown: a new session is needed
+                    except Error as error:  # prepared statements unknown: open a new session
                         raise OperationalError(f"the session is in doubt: {error}") from error
                     self._prepared = _Prepared()
-                # rolls back the transaction that BEGIN opened, if any
+                # roll back the transaction that BEGIN opened, if any
                 self.connection.rollback()
                 failure = error_from_result(result)
                 if is_notification_queue_full(failure):
-                    with suppress(Error):  # the next group fails with the same error
+                    with suppress(Error):  # if this fails, the next group fails with the same error
                         free_notification_queue(self.connection)
                 if self._has_cancelled and isinstance(failure, QueryCanceled):
                     raise QueryCanceled(self._silence())

@@ -126,7 +126,7 @@ def _program_files(installed: Path) -> Files:
         for source in sources
         for directory, _, names in os.walk(source)
         for name in names
-        if not name.endswith(".a")  # for compilers
+        if not name.endswith(".a")  # static libraries are only for compilers
     )
     return {str(path.relative_to(base)): path for path in sorted(found)}
 
@@ -184,7 +184,7 @@ def _copy(files: Files, home: Path, name: str) -> Path:
             _remove_remains(home)
             if not _is_complete(copy, files):
                 _write(files, home, copy)
-    os.utime(copy)  # the copy is in use
+    os.utime(copy)  # mark the copy as in use
     return copy
 
 
@@ -268,7 +268,7 @@ def _write(files: Files, home: Path, copy: Path) -> None:
             Path(directory).chmod(0o755)
         if not copy.name.endswith(_digest({name: partial / name for name in files})):
             raise OSError("the programs changed while they were copied")
-        if copy.exists():  # incomplete
+        if copy.exists():  # the copy is incomplete
             copy.rename(partial / "replaced")
         partial.rename(copy)
     finally:
@@ -293,4 +293,4 @@ def _is_running_from(copy: Path) -> bool:
         with suppress(OSError):
             if os.readlink(program).startswith(f"{copy}/"):
                 return True
-    return not programs  # no /proc on macOS
+    return not programs  # macOS has no /proc

@@ -89,7 +89,7 @@ class Statement(Generic[P, Row]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Statement[Any, Row], Any]:
         """Return the step that executes this statement with these parameters."""
-        given = self.signature(*args, **kwargs)  # a wrong call raises TypeError here
+        given = self.signature(*args, **kwargs)  # wrong arguments raise TypeError
         if isinstance(given, tuple):
             return self, given
         if kwargs or len(args) < len(self.parameters):

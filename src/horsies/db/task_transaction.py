@@ -400,7 +400,7 @@ class AsyncTaskSession:
                     await connection.cancel_safe(timeout=CANCEL_SECONDS)
                 is_open = pgconn.transaction_status != TransactionStatus.IDLE
                 if is_open and pgconn.pipeline_status == PipelineStatus.OFF:
-                    await connection.rollback()  # waits for the connection's lock
+                    await connection.rollback()  # this waits for the connection's lock
         self.abandon()
 
     def abandon(self) -> None:

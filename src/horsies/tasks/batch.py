@@ -58,9 +58,7 @@ class BatchForm(NamedTuple):
             raise ValueError(f"an annotation cannot be resolved ({error})") from error
         parameters = inspect.signature(function).parameters
         if any(transaction_class(hints.get(name)) is not None for name in parameters):
-            raise ValueError(
-                "it takes a transaction, and a batch has one outcome for each of its tasks"
-            )
+            raise ValueError("it takes a transaction, but each task of a batch has its own outcome")
         name = _only_parameter(parameters.values())
         if "return" not in hints:
             raise ValueError("it has no return annotation")

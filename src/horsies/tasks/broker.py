@@ -534,7 +534,7 @@ def revealing(error: BaseException) -> list[BaseException]:
 
 def _is_revealing(error: BaseException) -> bool:
     text = str(error)
-    if isinstance(error, HorsiesError):  # describe() omits the drawing of its traceback
+    if isinstance(error, HorsiesError):  # describe() omits the rendered traceback
         return mask_url(text) != text
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     sentence = " ".join((primary or text).split())

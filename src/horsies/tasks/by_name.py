@@ -122,7 +122,7 @@ def _problem(
         )
     try:
         dict(arguments or {})
-    except Exception as error:  # the application's own Mapping may raise anything
+    except Exception as error:  # the application's Mapping may raise any exception
         return f"the arguments could not be read: {type(error).__name__}"
     if queue_name is None:
         is_open = known is None and config.queue_mode is QueueMode.CUSTOM

@@ -246,7 +246,7 @@ def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResul
     """Decode a stored result; an unreadable result becomes an error result."""
     if (key_id := missing_key(text)) is not None:
         if text.startswith('{"err":'):
-            return decode_untyped(masked(text)).unwrap()  # the error's code is readable
+            return decode_untyped(masked(text)).unwrap()  # the code of the error is readable
         return error_result(
             OperationalErrorCode.PAYLOAD_UNREADABLE,
             f"The result of {owner} is {_unread(key_id)}.",

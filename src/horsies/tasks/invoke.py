@@ -183,7 +183,7 @@ def checked_value(definition: TaskDefinition, value: Any) -> TaskResult[Any, Tas
     )
 
 
-@functools.lru_cache(maxsize=256)  # once per task and code; tasks may invent codes
+@functools.lru_cache(maxsize=256)  # logs once per task and code; tasks may invent many codes
 def _warn_about_code(task_name: str, code: str) -> None:
     for problem in validate_error_code_name(code[:_SHOWN_CODE_CHARACTERS]):
         logger.warning("no retry policy can list an error of task %r: %s", task_name, problem)
@@ -323,7 +323,7 @@ def _failure_error(config: AppConfig, definition: TaskDefinition, failure: TaskF
         error = TaskError(
             error_code=failure.code, message=failure.message, data=failure.data, exception=cause
         )
-    except ValidationError as refused:  # a reserved code, or a code that is not a text
+    except ValidationError as refused:  # the code is reserved or not a text
         reason = refused.errors()[0]["msg"].removeprefix("Value error, ")
         mistake = ValueError(f"the TaskFailed cannot be stored: {reason}")
         mistake.__cause__ = failure

@@ -97,7 +97,7 @@ class TaskKey:
         name = getattr(self.function, "__name__", type(self.function).__name__)
         try:
             key = self.function(*args, **kwargs)
-        except Exception as error:  # the application's code may raise anything
+        except Exception as error:  # the application's code may raise any exception
             return CallKey(problem=f"its key function {name} raised {type(error).__name__}")
         problem = lane_key_problem(key, f"the value of its key function {name}")
         return CallKey(problem=problem) if problem else CallKey(key)

@@ -372,7 +372,7 @@ def headers_problem(headers: object) -> str | None:
         return f"headers must be a dictionary of texts, not {type(headers).__name__}"
     try:
         found = dict(headers)
-    except Exception as error:  # the application's own Mapping may raise anything
+    except Exception as error:  # the application's Mapping may raise any exception
         return f"headers could not be read: {type(error).__name__}"
     size = 0
     for name, value in found.items():
@@ -403,7 +403,7 @@ def timestamp_problem(timestamp: object) -> str | None:
         timestamp.astimezone(UTC)
     except (OverflowError, ValueError):
         return "cannot be written in UTC; give a date between the years 1 and 9999"
-    except Exception as error:  # the application's own tzinfo may raise anything
+    except Exception as error:  # the application's tzinfo may raise any exception
         return f"has a time zone that raised {type(error).__name__}"
     return None
 

@@ -52,7 +52,7 @@ ENDINGS = ("completed", "cleaning", "parked", "retried", "cancelled", "failed")
 
 # Returns the run that a task or an outcome belongs to; attrgetter avoids a Python call for each of them.
 RUN_OF = attrgetter("workflow_id")
-# Each access to an enum member takes 0.1 µs, and every task would need several.
+# Constants, because accessing an enum member takes 0.1 µs, and every task needs several accesses.
 _SUCCEEDED, _ATTEMPT_SUCCEEDED = TaskStatus.COMPLETED, TaskAttemptOutcome.COMPLETED
 
 

@@ -312,7 +312,7 @@ def run_hooks(
     for hook in hooks:
         try:
             _refuse_coroutine(hook(outgoing))
-        except Exception as error:  # the application's code may raise anything
+        except Exception as error:  # the application's code may raise any exception
             name = getattr(hook, "__name__", type(hook).__name__)
             first_line = next(iter(mask_url(exception_text(error)).strip().splitlines()), "")
             reason = f"{type(error).__name__}: {first_line}".rstrip(": ")

@@ -215,7 +215,7 @@ def _observed(
     sender: Sender, sent: TaskSendResult[Any], request: Request | None, seconds: float
 ) -> Sent:
     definition = sender.definition
-    if isinstance(sent, Err):  # the task's queue may not exist
+    if isinstance(sent, Err):  # for example, the task's queue does not exist
         return Sent(definition.name, definition.queue_name, "failed", 1, seconds)
     queue_name = sender.options.queue_name or definition.queue_name
     count = len(sent.ok_value) if isinstance(sent.ok_value, Sequence) else 1

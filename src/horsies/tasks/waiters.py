@@ -294,7 +294,8 @@ class Waiters:
         with self._lock:
             if self._watches or time.monotonic() < spare_at:
                 return False
-            if self._thread is threading.current_thread():  # it was closed, and perhaps replaced
+            # Another thread may be set, if the listener was closed and replaced.
+            if self._thread is threading.current_thread():
                 self._thread = None
             return True
 
@@ -357,7 +358,7 @@ class Waiters:
         find = self._find_obstacle
         try:
             found = None if find is None else _explain(pipeline, find(key[1]))
-        except Exception as error:  # results of other tasks are still waited for
+        except Exception as error:  # callers still wait for the results of other tasks
             if pipeline.is_midway:  # the next read would receive the late response as its own
                 pipeline.connection.close()
             self._fail([key], error, lambda _, waiter: self._is_current(waiter))

@@ -18,7 +18,7 @@ def usable_cpus(own_group: Path = _OWN_GROUP, groups: Path = _GROUPS) -> int:
 
     In a container, ``os.cpu_count()`` counts the host's CPUs.
     """
-    has_affinity = hasattr(os, "sched_getaffinity")  # macOS has none
+    has_affinity = hasattr(os, "sched_getaffinity")  # macOS has no affinity masks
     allowed = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return max(1, min([allowed, *_quotas(own_group, groups)]))
 

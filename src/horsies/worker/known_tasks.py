@@ -176,9 +176,7 @@ def fingerprint(signature: CallSignature | None) -> str:
 def _build_fingerprint(definition: AnyDefinition) -> str:
     try:
         return fingerprint(definition.build_signature())
-    except (
-        ValueError
-    ):  # the wrong annotation is reported by the child that expands the sub-workflow
+    except ValueError:  # the child that expands the sub-workflow reports the annotation
         return "unreadable"
 
 

@@ -46,7 +46,7 @@ class State(IntEnum):
     REFUSED = 4
 
 
-# Each access to an enum member takes 0.1 µs, and every task would need several.
+# Constants, because accessing an enum member takes 0.1 µs, and every task needs several accesses.
 WAITING, RUNNING, UNCALLED, ENDED, REFUSED = State
 
 

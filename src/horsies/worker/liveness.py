@@ -115,7 +115,7 @@ class Liveness:
         self._config = config
         self.identity = identity
         self._process = psutil.Process()
-        self._process.cpu_percent()  # psutil's first call only sets the starting point
+        self._process.cpu_percent()  # the first call only starts psutil's measurement
         self.is_registered = False
 
     def steps(self, *, receives_notifications: bool, waits: bool, calls: bool) -> list[Step]:

@@ -252,7 +252,7 @@ class Worker:
         self._pool.shutdown()
         if self._shutdown.is_requested and self._dispatcher.ledger.needs_release:
             logger.warning(
-                "shutdown: claimed tasks could not be released, other workers recover them",
+                "shutdown: claimed tasks could not be released; other workers will recover them",
                 extra=as_event("claims_left"),
             )
         # A worker that may own tasks does not record its stop, so that other workers recover the tasks
@@ -298,7 +298,7 @@ class Worker:
                 self._end_burst(pipeline)
         except psycopg.Error as error:
             connection.lose(error)
-            is_refused = connection.pipeline is not None  # the session continues
+            is_refused = connection.pipeline is not None  # the session survived the error
             if is_refused and self._shutdown.note_refusal(time.monotonic()):
                 self._work.give_up()
         else:
@@ -316,7 +316,7 @@ class Worker:
 
     def _report_paused(self, pipeline: Pipeline) -> None:
         """With --burst, log on one line which queues are paused and how many due tasks they have."""
-        from horsies.db.statements.explain import count_due  # needed only with --burst
+        from horsies.db.statements.explain import count_due  # only --burst needs this import
 
         (queues,) = pipeline.run([count_due(self._config.queues, LEFT_COUNT_MAX)])
         left = {one.name: one.due for one in queues if one.paused_at is not None}

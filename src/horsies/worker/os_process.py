@@ -327,7 +327,7 @@ def is_process_gone(pid: int, started: int) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        pass  # it exists, but belongs to another user
+        pass  # the process exists, but belongs to another user
     # Where /proc hides other users' processes, nothing is proved.
     stat = _read_stat(pid)
     return stat is not None and (int(stat[19]) != started or stat[0] in ("Z", "X"))

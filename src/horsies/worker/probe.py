@@ -210,7 +210,7 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         for oldest in list(self._open)[: len(self._open) - CONNECTIONS_MAX + 1]:
             self._open.pop(oldest, None)
-            with suppress(OSError):  # the connection has already ended
+            with suppress(OSError):  # the connection may already be closed
                 oldest.shutdown(SHUT_RDWR)
         self._open[request] = None
         super().process_request(request, client_address)

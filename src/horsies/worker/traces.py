@@ -67,9 +67,7 @@ class Traces:
         ids, attempts, traceparents = map(list, zip(*found, strict=True))
         try:
             pipeline.run([store_traces(ids, attempts, traceparents)])
-        except (
-            psycopg.Error
-        ) as error:  # the outcomes are already recorded, so only the links between spans are lost
+        except psycopg.Error as error:  # only the links between spans are lost
             if is_transient(error):
                 raise
             logger.warning(

@@ -301,7 +301,7 @@ class Claimer:
 
     @cached_property
     def _usual_claim(self) -> Statement[Any, ClaimedTask]:
-        """The usual claim, which is only for idle children, with all parameters that are always the same."""
+        """Return the usual claim, for idle children only, with its constant parameters inlined."""
         usual = self.claim(TurnRequest())._replace(idle=None)._asdict()
         return claim_tasks.bound(**{name: usual[name] for name in usual.keys() - _VARYING})
 

@@ -306,9 +306,8 @@ class Work:
         run them.
         """
         ledger, unknown = self._dispatcher.ledger, self._unknown
-        if (
-            self._shutdown.is_requested
-        ):  # do not wait for the table: another worker will claim the tasks
+        # Do not wait for the locked table, because another worker will claim the tasks.
+        if self._shutdown.is_requested:
             ledger.give_back(ledger.tasks(UNCALLED))
         elif uncalled := ledger.outcomes(UNCALLED):
             left = self._refusals.store(pipeline, uncalled)
@@ -390,7 +389,7 @@ class Work:
         prefetched = ledger.count(WAITING)
         space = [kind.space(room, prefetched if kind.prefetch_max else 0) for kind in kinds]
         shares = shared_room(room, space, [sum(map(kind.takes, held)) for kind in kinds])
-        self._kinds.reverse()  # the next time, another kind is the first of several equal kinds
+        self._kinds.reverse()  # next time, a different kind is the first of several equal kinds
         return dict(zip(kinds, shares, strict=True))
 
     def _request(self, kind: TaskKind, room: int, *, may_claim: bool) -> TurnRequest:
@@ -469,9 +468,8 @@ class Work:
         self.claimed_last = looked_everywhere and request.is_async is None
         if nodes:
             self._hand_out_nodes(pipeline, nodes, tasks)
-        if (
-            dispatcher.traces is not None
-        ):  # this is done last, because it may lose the connection; every task is in the ledger now
+        # Spans are stored last, because the statement may lose the connection; every task is in the ledger.
+        if dispatcher.traces is not None:
             dispatcher.traces.store(pipeline, turned.recorded)
 
     def _sort_out(self, claimed: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
@@ -526,7 +524,7 @@ class Work:
         """Give tasks to children; workflow nodes also get the results that they take from other nodes."""
         with self._dispatcher.ledger.claim_in_doubt():
             parts, refused = self._dispatcher.inputs.read(pipeline, nodes)
-        for task, outcome in refused:  # tasks of nodes whose inputs cannot be read
+        for task, outcome in refused:  # the inputs of these tasks' nodes cannot be read
             self._dispatcher.ledger.put(task, ENDED, outcome)
         refused_ids = {task.id for task, _ in refused}
         tasks = [task for task in tasks if task.id not in refused_ids]

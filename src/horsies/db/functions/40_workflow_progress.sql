@@ -273,8 +273,8 @@ BEGIN
 END
 $$;
 
--- RUNNING -> COMPLETED or FAILED for those of these runs that have no open nodes. Returns the nodes of their parents
--- that ended with them.
+-- RUNNING -> COMPLETED or FAILED for the given runs without open nodes. Returns the nodes of their parent runs that end
+-- as a consequence.
 CREATE OR REPLACE FUNCTION horsies_finish_runs(p_runs uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
     run horsies_workflows;

@@ -64,9 +64,8 @@ WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', '
 ORDER BY task.started_at NULLS LAST, task.id LIMIT %(limit)s::integer
 
 -- name: memory_of_name
--- The private memory of the children that ran this task, from their workers' latest snapshots. Async children are left
--- out, because they run several tasks in one memory. The lists of children in the snapshots provide this, because
--- attempts do not record memory.
+-- The private memory of the children that ran this task, from the lists of children in their workers' latest snapshots,
+-- because attempts do not record memory. Async children are omitted, because they run several tasks in one process.
 SELECT count(*) AS children, (percentile_disc(0.5) WITHIN GROUP (ORDER BY running.megabytes)) AS p50_mb,
     max(running.megabytes) AS most_mb
 FROM (SELECT (child ->> 'private_mb')::float8 AS megabytes

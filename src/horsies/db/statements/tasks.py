@@ -226,8 +226,8 @@ class TaskAttemptInfo:
     retry_reason: str | None = None
     """The rule that decided whether the task is retried, for example "retried by code GATEWAY_DOWN"."""
     fingerprint: str | None = None
-    """The fingerprint of the failure: all failures of this task with the same error code, exception class
-    and place in the code have the same one.
+    """The fingerprint of the failure: failures of this task have the same fingerprint if their error code,
+    exception class and place in the code are the same.
     """
     exception_type: str | None = None
     """The class of the exception, for example "shop.errors.GatewayDown"; None if the error code is more

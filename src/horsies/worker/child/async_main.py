@@ -157,7 +157,7 @@ class _Running:
         return self.is_stopped or (self._page is not None and self._page.stop_requested)
 
     def write_progress(self, _token: int, done: float, total: float, note: bytes) -> None:
-        if not self.is_over:  # a task that the coroutine started may outlive it
+        if not self.is_over:  # an asyncio task started by the coroutine may outlive it
             task_id, generation = self.assignment.task_id, self.assignment.generation
             frame = protocol.encode_progress(task_id, generation, done, total, note.decode())
             self._outbox.note_progress(task_id, frame)
@@ -361,9 +361,8 @@ class _Server:
         if self._capture is not None and running.current is not None:
             log = self._capture.end(running.current)
         if not (running.has_begun or running.is_stopped):
-            self._start(
-                assignment, running.number
-            )  # other code cancelled the coroutine before its first step
+            # Other code cancelled the coroutine before its first step.
+            self._start(assignment, running.number)
             return
         self._outbox.send_progress(assignment.task_id)
         try:

@@ -34,7 +34,7 @@ class CaptureHandler(logging.Handler):
             return
         try:
             area.write(self.format(record))
-        except Exception:  # formatting runs code of the application
+        except Exception:  # formatting a record runs code of the application
             report_unwritten(self, record)
 
 

@@ -60,9 +60,7 @@ class LoopWatch:
         self._has_tasks.set()
         if self._thread is None:
             thread = threading.Thread(target=self._watch, name="horsies-loop-watch", daemon=True)
-            with suppress(
-                RuntimeError
-            ):  # the system cannot start a thread: tasks run without the watch
+            with suppress(RuntimeError):  # without a thread, tasks run without the watch
                 thread.start()
                 self._thread = thread
 

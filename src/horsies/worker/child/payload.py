@@ -182,7 +182,7 @@ def _encrypted(
         if kind_of(error) is not ErrorKind.DATA:
             raise
         return _unstorable(assignment, report, describe(error).rstrip("."), error)
-    except Exception as raised:  # raised by the application's codec
+    except Exception as raised:  # the application's codec raised the exception
         name = type(raised.__cause__ or raised).__name__
         problem = f"the codec of the worker's PostgresConfig raised {name} when it encrypted it"
         return _unstorable(assignment, report, problem, raised)

@@ -242,7 +242,7 @@ class StopSwitch:
             self._is_armed, self._is_suspended = True, False
             if self._came_early:
                 self._came_early = False
-                signal.raise_signal(signal.SIGTERM)  # handled in the main thread
+                signal.raise_signal(signal.SIGTERM)  # the signal is handled in the main thread
 
 
 # The switch that was armed last; a child has only one switch.

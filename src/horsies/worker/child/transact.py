@@ -423,7 +423,7 @@ class Attempt:
         """Record the success in the transaction and commit, without interruption by a stop."""
         record, session = self.record, self.session
         assert session is not None
-        if session.is_forked:  # a process that the task has forked: its parent commits
+        if session.is_forked:  # this process was forked by the task, and its parent commits
             os._exit(0)
         record.is_over = True
         if (problem := record.problem(session)) is not None:

@@ -90,7 +90,7 @@ class MemoryWatch:
         self._stops.find_front(child)
         if not _is_running(held):
             return
-        for one in child.held.values():  # several assignments if the child runs a batch
+        for one in child.held.values():  # a child that runs a batch holds several assignments
             if one.stop_reason is None:
                 one.stop_reason = STOPPED_BY_MEMORY
                 child.stopping += 1
