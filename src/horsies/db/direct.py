@@ -137,8 +137,8 @@ def _wait(connection: OwnConnection) -> PGresult:
             raise
         return failed
     except BaseException:
-        # Interrupted by a signal. The pool then closes the connection, because its statement has not
-        # ended.
+        # A signal has interrupted the wait. The pool then closes the connection, because its statement has
+        # not ended.
         with suppress(Error):
             connection.cancel_safe(timeout=CANCEL_SECONDS)
         raise

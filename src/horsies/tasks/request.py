@@ -113,7 +113,7 @@ class TaskSendError:
     """A send that stored nothing, or whose COMMIT is in doubt (``retryable``: use ``retry_send``)."""
 
     code: TaskSendErrorCode
-    """The reason why nothing was stored, or why it is in doubt whether the task was stored."""
+    """The reason why the task was not stored, or why it is in doubt whether the task was stored."""
     message: str
     """A sentence with the position of the fault and the fix."""
     retryable: bool = False

@@ -1,8 +1,8 @@
 -- When a task is deleted, its attempts, their logs, its large payload and the records of its durable function are
--- deleted with it, whether retention or a manual statement deletes the task. No attempt remains without its task: the
--- statement that inserts an attempt has updated the task's row and holds the row lock until it commits. A delete waits
--- for that commit and then sees the attempt, because this statement takes its snapshot after the wait. If the delete
--- commits first, the update matches no task and inserts no attempt.
+-- deleted with it, by retention as well as by a manual statement. No attempt remains without its task: the statement
+-- that inserts an attempt has updated the task's row and holds the row lock until it commits. A delete waits for that
+-- commit and then sees the attempt, because this statement takes its snapshot after the wait. If the delete commits
+-- first, the update matches no task and inserts no attempt.
 CREATE OR REPLACE FUNCTION horsies_delete_attempts() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN

@@ -1,8 +1,8 @@
 -- Windows: a child can hold several short tasks at the same time (see the glossary). The send decides whether a task
 -- may share a child.
 
--- Return whether a task with these options may wait in a child behind other tasks. It may if it is declared with
--- burst=True, or if its retry policy lists WORKER_CRASHED, because it is then retried even if it is unknown whether it
+-- Return whether a task with these options may wait in a child behind other tasks. The task must be declared with
+-- burst=True, or have a retry policy that lists WORKER_CRASHED: such a task is retried even if it is unknown whether it
 -- started. Nearly all options need only the first test, which costs 0.1 us; parsing JSON costs 3 us.
 CREATE OR REPLACE FUNCTION horsies_is_burst_v1(p_options text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN

@@ -779,7 +779,7 @@ BEGIN
 END
 $$;
 
--- Pause the fifo lanes of these finally failed tasks, if the limits of the lane ask for it.
+-- Pause the fifo lanes of these tasks, which have failed finally, if the limits of the lane require it.
 CREATE OR REPLACE FUNCTION horsies_halt_lanes(p_ids uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     failed record;

@@ -77,8 +77,8 @@ BEGIN
 END
 $$;
 
--- Nodes are deleted with their run, whichever statement deletes the run: retention, the deletion of a parent, or a
--- manual DELETE. No node remains without its run, because only the statement that inserts a run inserts its nodes.
+-- Nodes are deleted with their run, whether retention, the deletion of a parent or a manual DELETE deletes the run. No
+-- node remains without its run, because only the statement that inserts a run inserts its nodes.
 CREATE OR REPLACE FUNCTION horsies_delete_nodes() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN

@@ -4,8 +4,8 @@
 -- horsies_task_defaults, where workers have stored them.
 --
 -- Python producers insert with their own statement, because their arguments are already checked and encoded. For one
--- task, horsies_send_v1 costs the server four times as much processor time (0.8 instead of 0.2 ms), mostly for calls of
--- functions that set their own search_path. In one call for hundreds of tasks, each task costs 0.1 ms.
+-- task, horsies_send_v1 costs the server four times as much processor time (0.8 instead of 0.2 ms), mostly because it
+-- calls functions that set their own search_path. In one call for hundreds of tasks, each task costs 0.1 ms.
 
 -- Return a JSON value as text with sorted keys and without spaces, as Python producers write it. So a repeated
 -- idempotency key matches the earlier request, regardless of the language of its sender.

@@ -38,14 +38,14 @@ WHERE NOT EXISTS (SELECT FROM horsies_blocked_v1() AS kept WHERE (kept.id, kept.
 RETURNING known.id::text
 
 -- name: find_late
--- The tasks that expire_tasks would expire, by the same index. Parameters: how many tasks to find, and which to
+-- The tasks that expire_tasks would expire, by the index on deadlines. Parameters: how many tasks to find, and which to
 -- exclude.
 SELECT id::text, workflow_id::text FROM horsies_tasks
 WHERE status = 'PENDING' AND good_until IS NOT NULL AND good_until <= now() AND id <> ALL(%(excluded)s::uuid[])
 ORDER BY good_until LIMIT %(limit)s
 
 -- name: find_late_runs
--- The runs that end_late_runs would end, by the same index.
+-- The runs that end_late_runs would end, by the index that it uses.
 SELECT task_id::text AS id, (
     SELECT task.workflow_id::text FROM horsies_tasks AS task WHERE task.id = deadline.task_id) AS workflow_id
 FROM horsies_deadlines AS deadline
@@ -53,7 +53,7 @@ WHERE reached_at IS NULL AND ends_at <= now() AND task_id <> ALL(%(excluded)s::u
 ORDER BY ends_at LIMIT %(limit)s
 
 -- name: find_lapsed
--- The tasks that release_lapsed would release, by the same index.
+-- The tasks that release_lapsed would release, by the index that it uses.
 SELECT id::text, workflow_id::text FROM horsies_tasks
 WHERE status = 'CLAIMED' AND claim_expires_at <= now() AND id <> ALL(%(excluded)s::uuid[])
 ORDER BY claim_expires_at LIMIT %(limit)s

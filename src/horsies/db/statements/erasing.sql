@@ -161,7 +161,7 @@ WHERE change.order_id IS NOT NULL AND right(change.verb, 5) = '_runs'
   AND change.order_plan::jsonb #> '{runs,workflow_keys}' ?| %(keys)s::text[]
 
 -- name: find_tasks_by_key
--- The tasks in one window of ids, newest first, whose key, idempotency key or unique key is this key.
+-- The tasks in one window of ids, newest first, that have this key as their key, idempotency key or unique key.
 SELECT newest.id::text FROM (
     SELECT id, lane_key, idempotency_key, unique_key FROM horsies_tasks
     WHERE id < %(before)s::uuid AND id >= %(since)s::uuid
