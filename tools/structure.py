@@ -1,10 +1,9 @@
 """Measure the structure of the package and fail when a figure is over its limit.
 
-`python -m tools.structure` prints the size of the code, the floors of its import graph, and the classes and
-functions that are over a limit. It also fails for imports in a circle, in the package, the benchmarks and the
-tools; for names that say nothing or use a retired metaphor; for SQL outside `.sql` files; and for
-comprehensions that take quadratic time. It reads files only. Lines are counted but not limited: a change says
-what it added and why.
+`python -m tools.structure` prints the size of the code, the floors of its import graph, and the classes
+and functions that are over a limit. It also fails for circular imports in the package, the benchmarks
+and the tools; for meaningless names and retired metaphors; for SQL outside `.sql` files; and for
+comprehensions with quadratic time. It imports nothing. Lines are counted but not limited.
 """
 
 from __future__ import annotations
@@ -30,21 +29,22 @@ LIMITS = {
     "classes over a limit": 0,
 }
 METHODS_MAX, ATTRIBUTES_MAX = 25, 15
-# The most methods and attributes of classes that exceed the usual limits. These numbers only go down.
+# The limits of methods and attributes for classes that exceed the usual limits. These numbers must
+# only decrease.
 OWN_LIMITS = {
     "app.Horsies": (33, 15),
-    # The ledger owns the state of every task in a worker; queries of this state are functions outside
-    # the class.
+    # The ledger owns the state of every task in a worker; functions outside the class query this
+    # state.
     "worker.ledger.Ledger": (20, 15),
 }
-# Packages whose modules must not import each other in a circle.
+# Packages without circular imports between their modules.
 PACKAGES = {
     "horsies": SOURCE,
     "benchmarks": REPOSITORY / "benchmarks",
     "tools": REPOSITORY / "tools",
 }
 EMPTY_NAMES = {"utils", "helpers", "common", "base", "manager", "misc", "types"}
-# Metaphors that a reader would have to look up; docs/internals/glossary.md has the words in use.
+# Metaphors that readers would have to look up; docs/internals/glossary.md has the replacements.
 RETIRED_WORDS = {
     *("together", "settle", "settled", "settlement", "rescue", "stray", "strays", "desk"),
     *("ear", "hear", "hears", "heard", "hearing", "deaf", "farewell", "goodbye", "duty"),
@@ -53,14 +53,14 @@ RETIRED_WORDS = {
     *("moments", "borrow"),
 }
 SQL_WORDS = ("INSERT INTO horsies", "UPDATE horsies", "DELETE FROM horsies", "FROM horsies_")
-# Modules that must write SQL: they create the schema, listen, or check a foreign database.
+# Modules that may contain SQL: they create the schema, listen, or check a foreign database.
 SQL_ALLOWED = {"migrate.py", "listen.py", "caller_transaction.py", "check.py"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 
 
 def modules(package: str = "horsies") -> Mapping[str, ast.Module]:
-    """Parse every module of a package; its key is its name without the name of the package."""
+    """Parse every module of a package; return them by name, without the package's name."""
     return _parsed(package)
 
 
@@ -103,7 +103,7 @@ def _imported(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def rooms(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return the same imports, grouped by the files and folders of the root."""
+    """Return the imports grouped by the files and folders of the package's root."""
     found: dict[str, set[str]] = {}
     for name, below in graph.items():
         room = name.partition(".")[0]
@@ -112,7 +112,7 @@ def rooms(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 
 def floors(graph: Mapping[str, set[str]]) -> tuple[int, int]:
-    """Return the number of layers in the import graph, and how many modules are in circles."""
+    """Return the number of layers in the import graph, and the number of modules in import cycles."""
     remaining = {here: set(below) for here, below in graph.items() if here != "__init__"}
     count = 0
     while remaining:
@@ -125,7 +125,7 @@ def floors(graph: Mapping[str, set[str]]) -> tuple[int, int]:
 
 
 def class_sizes() -> dict[str, tuple[int, int]]:
-    """The methods and attributes of each class; a method and its async form count once."""
+    """Return the numbers of methods and attributes per class; a method and its async form count once."""
     return {
         f"{name}.{node.name}": (_methods(node), _attributes(node))
         for name, tree in modules().items()
@@ -154,7 +154,7 @@ def _attributes(node: ast.ClassDef) -> int:
 
 
 def oversized(sizes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """The classes that exceed their limit of methods or attributes."""
+    """Yield the classes that exceed their limit of methods or attributes."""
     usual = METHODS_MAX, ATTRIBUTES_MAX
     return {
         name: size
@@ -165,7 +165,7 @@ def oversized(sizes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]
 
 @lru_cache
 def findings() -> tuple[str, ...]:
-    """Names, statements and comprehensions that break a rule, with their place."""
+    """Yield the names, statements and comprehensions that break a rule, with their places."""
     return tuple(_findings())
 
 
@@ -185,7 +185,7 @@ def _findings() -> Iterator[str]:
 
 
 def _layers() -> set[str]:
-    """The folders and files of the root that the contract of the package places on a layer."""
+    """Return the folders and files of the root that the import contract assigns to a layer."""
     settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
     contract = settings["tool"]["importlinter"]["contracts"][0]
     return {name for layer in contract["layers"] for name in layer.split(" | ")}
@@ -196,21 +196,21 @@ def _empty_names(module: str) -> set[str]:
 
 
 def _retired_names(module: str, tree: ast.Module) -> list[str]:
-    """The file, classes and functions whose names contain a retired word."""
+    """Yield the file, class and function names that contain a retired word."""
     nodes = (node for node in ast.walk(tree) if isinstance(node, Function | ast.ClassDef))
     names = [module.rpartition(".")[2], *(node.name for node in nodes)]
     return [name for name in names if RETIRED_WORDS & set(_words(name))]
 
 
 def _words(name: str) -> list[str]:
-    """The words of a snake_case or CamelCase name, in lower case."""
+    """Return the words of a snake_case or CamelCase name in lower case."""
     return re.findall(r"[a-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower())
 
 
 def quadratic(tree: ast.AST) -> list[str]:
-    """The comprehensions that search the sequence they go through for each of its elements.
+    """Yield the comprehensions that search their own sequence for each of its elements.
 
-    With ten thousand schedules, a count per name takes seconds of every start.
+    With ten thousand schedules, such a count per name takes seconds at every start.
     """
     return [
         f"line {call.lineno}: {ast.unparse(call)}"

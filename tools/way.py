@@ -1,9 +1,9 @@
-"""The files that one task enters between `send` and its result, found by tracing a real one.
+"""Lists the files that a task enters between `send` and its result, found by tracing real tasks.
 
-A producer, a worker and its child run with the tracer of `tools/trace`. A few tasks warm them up;
-then several are recorded one at a time. A file counts when every recording entered it, so that a
-heartbeat or another timer that happened to fire does not. The traced files are those with a function
-that was called; the SQL behind the statements is added by name.
+A producer, a worker and its child run with the tracer of `tools/trace`. A few tasks warm them up; then
+several are recorded one at a time. A file counts only if every recording entered it, so that heartbeats
+and other timers do not matter. Traced files have a called function; the SQL files of the statements are
+added by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ PACKAGE = REPOSITORY / "src" / "horsies"
 TRACER = REPOSITORY / "tools" / "trace"
 STATIONS = REPOSITORY / "docs" / "internals" / "one-task.md"
 RECORDINGS = 5
-# The most files on the main line that a reader follows. This number only goes down.
+# The maximum number of files on the main line that a reader follows. This number must only
+# decrease.
 MAIN_LINE_MAX = 14
 # Catalogues contain no functions, so the tracer cannot see them.
 SQL = (
@@ -33,7 +34,7 @@ SQL = (
 
 @lru_cache
 def main_line() -> frozenset[str]:
-    """The files that the main line in docs/internals/one-task.md names."""
+    """Return the files that docs/internals/one-task.md lists as the main line."""
     page = STATIONS.read_text("utf-8")
     section = page.partition("## The main line")[2].partition("\n## ")[0]
     files = [row.split("|")[3] for row in section.splitlines() if re.match(r"\| *\d", row)]
@@ -46,9 +47,10 @@ def main_line() -> frozenset[str]:
 
 @lru_cache
 def files_on_the_way() -> frozenset[str]:
-    """Every file of the package on a task's path, relative to the package."""
+    """Return every file of the package on a task's path, relative to the package."""
     with tempfile.TemporaryDirectory(prefix="horsies-way-") as directory:
-        Path(directory).chmod(0o711)  # for root the embedded server runs as another user
+        # If this user is root, the embedded server runs as another user.
+        Path(directory).chmod(0o711)
         switch, files = Path(directory, "switch"), Path(directory, "files")
         switch.write_bytes(b"\0")
         files.touch()

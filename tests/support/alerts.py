@@ -16,13 +16,13 @@ _MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 
 
 def rules() -> list[dict[str, Any]]:
-    """Return the rules as the documentation has them."""
+    """Return the alert rules of the documentation."""
     document = yaml.safe_load(RULES.read_text("utf-8"))
     return [rule for group in document["groups"] for rule in group["rules"]]
 
 
 def reached_by(code: str, level: str) -> list[str]:
-    """The names of the alerts that fire for a finding with this code and level."""
+    """Return the names of the alerts that fire for a finding with this code and level."""
     labels = {"code": code, "level": level}
     return [
         rule["alert"]

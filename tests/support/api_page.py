@@ -1,7 +1,7 @@
 """The reference of the Python API: every public name with its signature, its members and their meanings.
 
-Everything is read from the source, not from the imported objects, so that the pages do not depend
-on the version of Python. `without_meaning` names the fields, values and methods that have no docstring.
+The generator parses the source instead of importing it, so that the pages do not depend on the version
+of Python. `without_meaning` names the fields, values and methods that have no docstring.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OF_MODULE = "names of "
 # Enumerations whose members explain themselves.
 PLAIN_VALUES = {"Weekday", "Month"}
 
-# Marks the target of a link in a docstring, until the folder of the page is known.
+# Marks the target of a link in a docstring until the page's folder is known.
 _FROM_DOCS = "docs:"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -52,7 +52,7 @@ _EXAMPLE = re.compile(r"^Examples?:\n((?:(?: .*)?(?:\n|\Z))+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Member:
-    """A field, a value of an enumeration, or a method: how it is written, and its meaning."""
+    """A field, an enumeration value or a method: its notation and its meaning."""
 
     name: str
     shown: str
@@ -68,7 +68,7 @@ def _tree(module: str) -> ast.Module:
 
 @cache
 def _imports(module: str) -> dict[str, str]:
-    """The module that each imported name of this module comes from."""
+    """Return the source module of each imported name of this module."""
     return {
         alias.asname or alias.name: node.module
         for node in ast.walk(_tree(module))
@@ -79,7 +79,7 @@ def _imports(module: str) -> dict[str, str]:
 
 @cache
 def groups() -> dict[str, list[str]]:
-    """The comments of ``__all__`` and the names below each, then the names of the other modules."""
+    """Return the comments of ``__all__`` with the names below each, then the names of the other modules."""
     text = INIT.read_text("utf-8").partition("__all__ = [")[2].partition("]")[0]
     parts = [one.partition("\n") for one in re.split(r"^\s*# ", text, flags=re.MULTILINE)[1:]]
     own = {
@@ -91,7 +91,7 @@ def groups() -> dict[str, list[str]]:
 
 
 def _names_of(module: str) -> list[str]:
-    """The names in ``__all__`` of a module."""
+    """Return the names in ``__all__`` of a module."""
     node = _find(module, "__all__")
     assert isinstance(node, ast.Assign)
     return [str(name) for name in ast.literal_eval(node.value)]
@@ -99,13 +99,13 @@ def _names_of(module: str) -> list[str]:
 
 @cache
 def package_of(name: str) -> str:
-    """Return the module that a public name is imported from."""
+    """Return the module from which users import a public name."""
     group = next(group for group, names in groups().items() if name in names)
     return group.removeprefix(OF_MODULE) if group.startswith(OF_MODULE) else "horsies"
 
 
 def _home(name: str) -> str:
-    """Return the module that a public name is defined in."""
+    """Return the module that defines a public name."""
     return _imports(package_of(name))[name]
 
 
@@ -116,7 +116,7 @@ def page_of(name: str) -> str:
 
 
 def address(name: str, page: str | None = None) -> str:
-    """Return the link to a public name from a page of the reference, or from the folder above."""
+    """Return the link to a public name from a page of the reference, or from the parent folder."""
     if page == page_of(name):
         return f"#{name.lower()}"
     folder = "" if page else "api/"
@@ -144,7 +144,7 @@ def index() -> str:
 
 
 def other_names() -> str:
-    """Return one row per name that signatures use and that is not public: its meaning or its definition."""
+    """Return one row per non-public name that signatures use: its meaning or its definition."""
     public = {name for names in groups().values() for name in names}
     text = "\n".join(reference(page) for page in dict.fromkeys(PAGES.values()))
     signatures = " ".join(re.findall(r"`[^`\n]*`", text))
@@ -159,7 +159,9 @@ def other_names() -> str:
 
 @cache
 def _definitions() -> dict[str, str]:
-    """The classes and aliases at the top of all modules: a first sentence, or the right-hand side."""
+    """Return the first sentence, or the right-hand side, of each class and alias at the top of the
+    modules.
+    """
     found: dict[str, str] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.parse(path.read_text("utf-8")).body:
@@ -178,7 +180,7 @@ def _cell(text: str) -> str:
 
 
 def without_meaning() -> list[str]:
-    """Return the public names, and their fields, values and methods, that no docstring explains."""
+    """Return the public names, and their fields, values and methods, that have no docstring."""
     missing = []
     for name in (name for names in groups().values() for name in names):
         module = _home(name)
@@ -192,7 +194,7 @@ def without_meaning() -> list[str]:
 
 
 def values_of(name: str) -> dict[str, tuple[str, str]]:
-    """Return the values of an enumeration, each with the name of its member and its meaning."""
+    """Return the values of an enumeration, each with its member's name and its meaning."""
     node = _find(_home(name), name)
     assert isinstance(node, ast.ClassDef)
     return {one.shown: (one.name, one.meaning.replace(_FROM_DOCS, "")) for one in _values(node)}
@@ -235,7 +237,7 @@ def _find(module: str, name: str) -> ast.stmt:
 
 
 def _after(module: str, node: ast.stmt) -> str:
-    """Return the docstring that follows an assignment."""
+    """Return the docstring below an assignment."""
     following = dict(pairwise(_tree(module).body))
     return _plain(_constant(following.get(node)) or "")
 
@@ -247,7 +249,7 @@ def _constant(node: ast.stmt | None) -> str | None:
 
 
 def _members(name: str, module: str, node: ast.ClassDef) -> Iterator[str]:
-    """Return the fields, the values of an enumeration, and the methods, inherited ones included."""
+    """Return the fields, enumeration values and methods, including inherited ones."""
     if fields := _fields(module, node):
         rows = [
             f"| `{one.name}` | {_type_cell(one.shown, name)} | {one.meaning} |" for one in fields
@@ -268,13 +270,13 @@ def _value_cell(value: Member) -> str:
 
 
 def _bases(module: str, node: ast.ClassDef) -> Iterator[tuple[str, ast.ClassDef]]:
-    """The bases of a class that belong to the package, with their modules."""
+    """Return the bases of a class that belong to the package, with their modules."""
     for base in node.bases:
         name = ast.unparse(base).partition("[")[0]
         place = _imports(module).get(name, module)
         try:
             found = _find(place, name)
-        except KeyError:  # a class of Python or of another library
+        except KeyError:  # The base is a class of Python or of another library.
             continue
         if isinstance(found, ast.ClassDef):
             yield place, found
@@ -295,7 +297,9 @@ def _fields(module: str, node: ast.ClassDef) -> list[Member]:
 
 
 def _is_shown(field: ast.AnnAssign) -> bool:
-    """Whether a caller can set or read a field: it is neither private nor set only by the class itself."""
+    """Return whether a caller can set or read a field: it is not private and not set only by the class
+    itself.
+    """
     name = ast.unparse(field.target)
     made_inside = field.value is not None and "init=False" in ast.unparse(field.value)
     return not (name.startswith("_") or made_inside or name == "no_argument")
@@ -314,7 +318,7 @@ def _values(node: ast.ClassDef) -> Iterator[Member]:
 
 
 def _methods(module: str, node: ast.ClassDef) -> list[Member]:
-    """The public methods and properties, inherited ones last, each with its async version."""
+    """Return the public methods and properties, inherited ones last, each with its async version."""
     functions = _functions(module, node)
     return [
         _method(function, functions.get(f"{name}_async"))
@@ -399,7 +403,7 @@ def _without_self(arguments: ast.arguments) -> ast.arguments:
 
 
 def _public_types(shown: str, owner: str) -> list[str]:
-    """The public names in a signature or type, except the name that the signature belongs to."""
+    """Return the public names in a signature or type, except the signature's own name."""
     packages = {package_of(owner)} if page_of(owner) == "django" else {"horsies", package_of(owner)}
     public = {name for names in groups().values() for name in names if package_of(name) in packages}
     words = dict.fromkeys(re.findall(r"\b[A-Z]\w+\b", shown))
@@ -422,7 +426,7 @@ def _linked(shown: str, owner: str) -> str:
 
 
 def _type_cell(kind: str, owner: str) -> str:
-    """Return a type as a cell: a link if it is one public name, else code and the links behind it."""
+    """Format a type as a table cell: a link if it is one public name, otherwise code followed by links."""
     names = _public_types(kind, owner)
     if names == [kind]:
         return f"[`{kind}`]({address(kind, page_of(owner))})"
@@ -435,12 +439,12 @@ def _shortened(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a docstring as Markdown; its links are relative to the folder of the documentation."""
+    """Convert a docstring to Markdown; its links are relative to the documentation's folder."""
     return re.sub(r"\]\((?=[\w-]+\.md)", f"]({_FROM_DOCS}", text.replace("``", "`"))
 
 
 def _prose(docstring: str | None) -> str:
-    """Return a docstring as Markdown, its example as a block of code."""
+    """Convert a docstring to Markdown, with its example as a block of code."""
     return _EXAMPLE.sub(_block, _plain(textwrap.dedent(docstring or ""))).strip()
 
 

@@ -1,9 +1,7 @@
-"""The setting of the examples in the Python API: the names that they use, and the effects that they must
-have.
-
-An example is part of a docstring, so it is short and uses names of the reader's program. This module
-defines these names: one application with tasks, durable functions and nodes. `CHECKS` has the conditions
-that must hold after an example; `RAISED` lists the examples that are meant to end with an exception.
+"""The names that the Python API's examples use, and the effects that they must have. Examples in
+docstrings are short and use names of the reader's program. This module defines these names: an
+application with tasks, durable functions and nodes. `CHECKS` has the conditions that must hold after an
+example; `RAISED` lists the examples that must raise an exception.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class Row(BaseModel):
 
 
 def examples() -> dict[str, str]:
-    """Return the example of every entry that has one, by `page: entry`."""
+    """Return all examples by `page: entry`."""
     found = {}
     for path in sorted((REPOSITORY / "docs" / "api").glob("*.md")):
         text = path.read_text("utf-8")
@@ -53,7 +51,7 @@ def examples() -> dict[str, str]:
 
 
 def tasks_of(app: Horsies) -> Names:
-    """Tasks that examples send, put into graphs, or call in a step."""
+    """Return the tasks that examples send, use as nodes, or call in a step."""
 
     @app.task("stage.add")
     def add(a: int, b: int) -> int:
@@ -79,7 +77,7 @@ def tasks_of(app: Horsies) -> Names:
 
 
 def durable_names(app: Horsies) -> Names:
-    """A durable function that waits for a signal, and the functions of its steps."""
+    """Return a durable function that waits for a signal, and its step functions."""
 
     def create_account(user_id: int) -> str:
         return f"account-{user_id}"
@@ -96,7 +94,7 @@ def durable_names(app: Horsies) -> Names:
 
 
 def graph_names(app: Horsies, tasks: Names) -> Names:
-    """Nodes, a definition and a graph."""
+    """Return nodes, a definition and a graph."""
     add, fetch = tasks["add"], tasks["fetch"]
     nodes = ("first", "second", "order", "reminder", "charge", "ship", "card", "invoice")
     names = {
@@ -104,7 +102,7 @@ def graph_names(app: Horsies, tasks: Names) -> Names:
     }
 
     class Billing(horsies.WorkflowDefinition[Any]):
-        """A workflow that is a node of another."""
+        """A workflow that is a node of another workflow."""
 
         name = "billing"
         definition_key = "billing.v1"
@@ -122,7 +120,7 @@ def graph_names(app: Horsies, tasks: Names) -> Names:
 
 
 def plain_names(directory: Path) -> Names:
-    """Values that an example takes as given."""
+    """Return the values that examples assume to exist."""
     return {
         "os": os,
         "json": json,
@@ -157,7 +155,7 @@ def setting(app: Horsies, directory: Path) -> Names:
 
 @contextmanager
 def everything_runs(app: Horsies) -> Iterator[None]:
-    """Run tasks and nodes in a thread as soon as they are due, until the end of the block."""
+    """Run due tasks and nodes in a thread for the duration of the block."""
     ended = threading.Event()
 
     def run_all() -> None:
@@ -174,8 +172,8 @@ def everything_runs(app: Horsies) -> Iterator[None]:
 
 
 def run_example(text: str, names: Names) -> None:
-    """Run an example; one that contains `return` runs as the body of a function, whose value is then
-    `returned`.
+    """Run an example. An example with `return` runs as the body of a function, whose return value is
+    then `returned`.
     """
     if text.lstrip().startswith("return "):
         text = f"def example():\n{textwrap.indent(text, '    ')}\nreturned = example()\n"

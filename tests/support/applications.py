@@ -1,4 +1,4 @@
-"""Applications on a test database, closed after use."""
+"""Applications on a test database that are closed after use."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def store_task(app: Horsies) -> Task:
 
 
 def never_poll(app: Horsies) -> None:
-    """Make polls so rare that only notifications wake waiters."""
+    """Make polls so rare that waiters wake only on notifications."""
     app.get_broker().waiters._poll_seconds = 600.0

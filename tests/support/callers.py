@@ -1,7 +1,8 @@
-"""Callers with their own transaction: psycopg, asyncpg, SQLAlchemy and Django, synchronous and not.
+"""Callers with their own transaction: psycopg, asyncpg, SQLAlchemy and Django, both synchronous and
+asynchronous.
 
 Each caller opens a transaction, lends it for a send, executes its own statement, and then commits or
-rolls back in its own way. All callers are coroutines, so that one test serves both APIs; those of the
+rolls back in its own way. All callers are coroutines, so that one test covers both APIs; callers of
 synchronous libraries never wait and need no event loop.
 """
 
@@ -36,7 +37,7 @@ Open: TypeAlias = Callable[[str, str], AbstractAsyncContextManager[Lent]]
 
 @dataclass(frozen=True)
 class Caller:
-    """One way to have an open transaction, which ends with 'commit' or 'rollback'."""
+    """A library's open transaction, which ends with 'commit' or 'rollback'."""
 
     name: str
     open: Open
@@ -46,13 +47,13 @@ class Caller:
         return self.name
 
     async def call(self, target: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the synchronous or asynchronous form of the method, whichever this caller uses."""
+        """Call the synchronous or asynchronous form of the method, depending on this caller."""
         if self.is_async:
             return await getattr(target, f"{method}_async")(*args, **kwargs)
         return getattr(target, method)(*args, **kwargs)
 
     def run(self, app: Horsies, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run a test that was written for both APIs."""
+        """Run a test that covers both APIs."""
         return run_closing(app, work) if self.is_async else run_now(work)
 
 
@@ -171,7 +172,7 @@ async def psycopg2_session(url: str, end: str) -> AsyncIterator[Lent]:
 
 
 def psycopg2_engine(url: str) -> Engine:
-    # The creator takes the URL as libpq does, with a directory as the host.
+    # Use a creator function, because it takes the URL as libpq does, with a directory as the host.
     creator = partial(psycopg2.connect, url)
     return create_engine("postgresql+psycopg2://", creator=creator, poolclass=NullPool)
 

@@ -22,7 +22,7 @@ def settable_clock(server: PrivateServer) -> Iterator[Path]:
         pytest.skip("a server with a wrong clock needs root and setpriv")
     library = faketime_library()
     with tempfile.TemporaryDirectory() as directory:
-        # The server runs as another user, who must be able to enter the directory.
+        # The server runs as another user, who must have access to the directory.
         Path(directory).chmod(0o755)
         offset = Path(directory) / "offset"
         offset.write_text("+0")

@@ -1,4 +1,4 @@
-"""The first step after each code that a running system may show; the page of codes prints them."""
+"""The first step after each code that a running system may show; the page of codes prints these steps."""
 
 # ruff: noqa: E501
 from __future__ import annotations
@@ -98,7 +98,7 @@ REMEDIES = {
     "NO_TYPE_AVAILABLE": "Nothing: this release never returns the code.",
 }
 
-# Mistakes that are found when an application starts. Their message names the file, the line and the fix.
+# Mistakes found at the start of an application; their messages name the file, the line and the fix.
 MISTAKES = {
     "HRS-001": "Give the workflow a name; the message states the maximum length.",
     "HRS-002": "Pass at least one node. If you build the list in a loop, start no workflow when it is empty.",

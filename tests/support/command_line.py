@@ -1,4 +1,4 @@
-"""The command line inside this process: the output of a command, and its exit code."""
+"""Runs the command line in this process, and returns its output and exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands as a user runs them: in their own directory and environment."""
+"""Runs commands as a user does, in their own directory and environment."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def horsies(directory: Path, *arguments: str, typed: str = "", **environment: st
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a user who has just installed the package."""
+    """Return the environment of a user who has just installed the package."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -53,7 +53,7 @@ def environment(**more: str) -> dict[str, str]:
 
 @contextmanager
 def worker(example: str, database_url: str, tmp_path: Path) -> Iterator[Path]:
-    """A copy of the example, together with the worker of its page."""
+    """A copy of the example, with its page's worker."""
     directory = shutil.copytree(EXAMPLES / example, tmp_path / example)
     (command,) = [line for line in commands(directory) if line.startswith("horsies worker")]
     log = tmp_path / "worker.log"
@@ -94,7 +94,7 @@ def run(directory: Path, command: list[str], database_url: str) -> subprocess.Co
 def running_worker(
     directory: Path, database_url: str, locator: str = "tasks.py", log: Path | None = None
 ) -> Iterator[Path]:
-    """Run `horsies worker tasks.py` as the pages say; yields its log, expects a clean stop."""
+    """Run `horsies worker tasks.py` as the pages describe; yield its log, and expect a clean stop."""
     log = log or directory / "worker.log"
     with log.open("w") as output:
         worker = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Databases of the test server, and the sessions other processes hold on them."""
+"""Databases of the test server, and the sessions of other processes in them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,8 @@ Database: TypeAlias = psycopg.Connection[Any]
 
 
 def is_reusable(connection: Database) -> bool:
-    """Return whether a test has left a connection as it was opened; if so, reset its session.
-
-    The next test then does not open a new session with empty caches: opening one and finding the tables
-    empty took 54 to 67 ms on a busy machine; with a kept session it took 8 to 11 ms.
+    """Return whether a test left a connection unchanged; if so, reset its session for the next test. On
+    a busy machine, a new session needs 54 to 67 ms to find the tables empty, a kept session 8 to 11 ms.
     """
     as_opened = (
         not connection.closed
@@ -51,13 +49,13 @@ def is_reusable(connection: Database) -> bool:
         connection._prepared.clear()
         try:
             connection.execute("DISCARD ALL")
-        except psycopg.OperationalError:  # a test has ended the session
+        except psycopg.OperationalError:  # A test has ended the session.
             return False
     return as_opened
 
 
 def with_password(url: str, password: str) -> str:
-    """Return the URL with a password, whether or not the server asks for one."""
+    """Return the URL with a password, even if the server asks for none."""
     parts = urlsplit(url)
     place = f"{parts.username}:{password}@{parts.netloc.rpartition('@')[2]}"
     return urlunsplit(parts._replace(netloc=place))
@@ -66,7 +64,7 @@ def with_password(url: str, password: str) -> str:
 def template_database(server_url: str, fill: str = "") -> str:
     """Return the name of a migrated and analysed database with the rows of this script.
 
-    The test processes share it: the first one makes it, and the others wait for that.
+    The test processes share the database: the first process creates it while the others wait.
     """
     content = fill.join(migration.sha for migration in known_migrations())
     name = f"horsies_template_{uuid.uuid5(uuid.NAMESPACE_OID, content).hex}"
@@ -102,7 +100,7 @@ def backends(connection: Database, name: str) -> list[int]:
 
 
 def lock_waiters(connection: Database, pid: int | None = None) -> int:
-    """Count the sessions of the database, or that of a server process, that wait for a lock."""
+    """Count the sessions of the database, or of a server process, that wait for a lock."""
     (row,) = connection.execute(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
         "AND datname = current_database() AND (%(pid)s::integer IS NULL OR pid = %(pid)s)",
@@ -116,7 +114,9 @@ def notify(connection: Database, channel: str, payload: str = "") -> None:
 
 
 def terminate(connection: Database, name: str) -> list[int]:
-    """Cut every connection whose application name matches this pattern, and wait until they are gone."""
+    """Cut every connection whose application name matches this pattern, and wait until these connections
+    are gone.
+    """
     pids = backends(connection, name)
     connection.execute(
         "SELECT pg_terminate_backend(pid, 5000) FROM unnest(%s::integer[]) AS pid", (pids,)
@@ -125,9 +125,7 @@ def terminate(connection: Database, name: str) -> list[int]:
 
 
 def terminate_others(connection: Database) -> None:
-    """Cut every connection to the database except this one, including those that a pooler keeps in
-    reserve.
-    """
+    """Cut every connection to the database except this one, including a pooler's spare connections."""
     connection.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
         "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
@@ -136,9 +134,7 @@ def terminate_others(connection: Database) -> None:
 
 @contextmanager
 def function_replaced(connection: Database, name: str, definition: str) -> Iterator[None]:
-    """Replace a function of the schema during the block, then restore its definition, including its
-    settings.
-    """
+    """Replace a function of the schema during the block, then restore its definition and its settings."""
     (original,) = connection.execute(
         "SELECT pg_get_functiondef(%s::regproc)", (name,)
     ).fetchone() or ("",)
@@ -151,7 +147,7 @@ def function_replaced(connection: Database, name: str, definition: str) -> Itera
 
 @contextmanager
 def steps_of(connection: Database, items: int, size: int = 16_777_216) -> Iterator[None]:
-    """Let maps grow by this many items, or by about this many bytes, at a time."""
+    """Limit the growth of maps to this many items, or about this many bytes, at a time."""
     step = (
         "(OUT items integer, OUT bytes integer) "
         f"LANGUAGE sql IMMUTABLE AS $$ SELECT {items}, {size} $$"
@@ -162,7 +158,7 @@ def steps_of(connection: Database, items: int, size: int = 16_777_216) -> Iterat
 
 @contextmanager
 def new_sessions_with(connection: Database, setting: str, value: str) -> Iterator[None]:
-    """Give every new session of the database a setting."""
+    """Set a setting for every new session of the database."""
     names = sql.Identifier(connection.info.dbname), sql.Identifier(setting)
     connection.execute(sql.SQL("ALTER DATABASE {} SET {} = {}").format(*names, sql.Literal(value)))
     try:
@@ -173,7 +169,7 @@ def new_sessions_with(connection: Database, setting: str, value: str) -> Iterato
 
 @contextmanager
 def changed_defaults(url: str) -> Iterator[None]:
-    """Make hostile settings the defaults of the database."""
+    """Make hostile settings the database's defaults."""
     with psycopg.connect(url, autocommit=True) as connection:
         name = sql.Identifier(connection.info.dbname)
         for setting, value in HOSTILE_SETTINGS.items():
@@ -187,8 +183,8 @@ def changed_defaults(url: str) -> Iterator[None]:
 
 
 def framed_config(url: str, *, is_pooled: bool) -> PostgresConfig:
-    """Return a configuration; with ``is_pooled`` it frames transactions as for a pooler, although there
-    is none.
+    """Return a configuration; with ``is_pooled`` it frames transactions as for a pooler, without a
+    pooler.
     """
     if not is_pooled:
         return PostgresConfig(database_url=url)

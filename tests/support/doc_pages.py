@@ -1,4 +1,4 @@
-"""Reading the documentation: its pages, code blocks, tables, links and headings."""
+"""Reads the documentation: its pages, code blocks, tables, links and headings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PAGES = sorted(
     ]
 )
 
-# How a block that does not run in the order of its page is run: a test gives it a setting, it is part of
-# an example, a test makes its file and runs that, or it is code of another system and only compiled.
+# How tests run a marked block: with its own setting, as part of an example, as a file that a
+# test creates and runs, or not at all, as code of another system that is only compiled.
 MARKS = ("with-setting", "quoted", "as-file", "other-system")
 _BLOCK = re.compile(r"(?:<!-- file: (\S+) -->\n)?^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
 _LINK = re.compile(r"\[(`?)([^\]]+?)\1\]\(([^)\s]+)\)")
@@ -32,7 +32,7 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: the file it belongs to, the text after the fence, and its contents."""
+    """One fenced block: its file, the text after the fence, and its contents."""
 
     file_name: str | None
     language: str
@@ -50,13 +50,13 @@ class Block:
 
     @property
     def mark(self) -> str:
-        """How the block is run if not in the order of its page: one of MARKS."""
+        """The mark of a block that does not run in the order of its page: one of MARKS."""
         return self.language.partition(" ")[2]
 
 
 @dataclass(frozen=True)
 class Link:
-    """A link: whether its text is code, its text, and its target."""
+    """A link: its text, its target, and whether its text is code."""
 
     is_code: bool
     text: str
@@ -80,7 +80,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def files(text: str) -> dict[str, str]:
-    """Return the files a page tells its reader to make."""
+    """Return the files that a page asks its reader to create."""
     return {block.file_name: block.text for block in blocks(text) if block.file_name}
 
 
@@ -90,7 +90,7 @@ def links(text: str) -> list[Link]:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors that a link may use: those of headings, and those of sections that moved."""
+    """Return the anchors that a link may use: those of headings and of moved sections."""
     plain = _BLOCK.sub("", text)
     return {
         re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
@@ -118,7 +118,7 @@ def code_of(cell: str) -> str:
 
 
 def documented(page_name: str, command: str) -> str:
-    """The output below a command in a console block of the documentation."""
+    """Return the output below a command in a console block of the documentation."""
     found = re.search(
         rf"^\$ {re.escape(command)}\n((?:(?!\$ |```).*\n)*)", page(page_name), re.MULTILINE
     )
@@ -127,7 +127,7 @@ def documented(page_name: str, command: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Replace durations, which grow while the test runs, times of pauses, the version and addresses."""
+    """Replace variable texts: durations, times of pauses, the version and addresses."""
     text = re.sub(r"horsies \d+\.\d+\.\d+\S*", "horsies VERSION", text)
     text = re.sub(r"postgresql://\S+", "URL", text)
     text = re.sub(r"since \d{4}-\d\d-\d\d [\d:.]+", "since TIME", text)
@@ -144,7 +144,7 @@ def execute(name: str) -> dict[str, Any]:
 
 
 def run_page(name: str) -> dict[str, Any]:
-    """``execute`` a page whose application must reach its database."""
+    """Run the Python blocks of a page whose application needs its database."""
     namespace = execute(name)
     assert isinstance(namespace["app"].get_broker(), PostgresBroker)
     return namespace

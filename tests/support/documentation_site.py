@@ -22,7 +22,7 @@ MKDOCS = REPOSITORY / ".venv-site" / "bin" / "mkdocs"
 
 
 def build(place: Path) -> None:
-    """Build the site as for publishing; a broken link or a page outside the navigation fails."""
+    """Build the site as for publishing; fail for a broken link or a page outside the navigation."""
     assert MKDOCS.exists(), "the tools of the site are missing; run: make site"
     settings = {**os.environ, "HORSIES_SITE_URL": ADDRESS, "NO_MKDOCS_2_WARNING": "1"}
     command = [str(MKDOCS), "build", "--strict", "--quiet", "--site-dir", str(place)]
@@ -41,7 +41,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @contextmanager
 def served_files(directory: Path) -> Iterator[str]:
-    """The address of a built site on a server of this process, until the end of the block."""
+    """Yield the address of a built site that a server of this process serves during the block."""
     handler = functools.partial(_Quiet, directory=str(directory))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -55,7 +55,7 @@ def served_files(directory: Path) -> Iterator[str]:
 
 
 def type_query(tab: Page, query: str) -> None:
-    """Type a query into the search field of the site, and wait until it has answered."""
+    """Type a query into the site's search field, and wait for the response."""
     field = tab.locator("[data-md-component=search-query]")
     field.focus()
     for text, answer in (("", "Type to start"), (query, "matching document")):
@@ -65,5 +65,5 @@ def type_query(tab: Page, query: str) -> None:
 
 
 def hit_links(tab: Page) -> Locator:
-    """The links that the search shows now, best first."""
+    """Return the links that the search shows now, best first."""
     return tab.locator(".md-search-result__item > a.md-search-result__link")

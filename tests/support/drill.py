@@ -1,4 +1,4 @@
-"""The drill table: what each break of an on-call drill shows, and how many seconds after the break.
+"""The table of an on-call drill: the findings after each break, and the seconds until they appear.
 
 `python -m tests.support.drill` runs the drill in a browser and on the command line, and prints one table.
 """
@@ -53,7 +53,7 @@ def _text(value: str | float) -> str:
 
 
 def codes_of(overview: dict[str, Any]) -> list[str]:
-    """The codes of the overview's lines, or the code of the error if there is no overview."""
+    """Return the codes of the overview's lines, or the error's code without an overview."""
     return [one["code"] for one in overview.get("attention", [overview])]
 
 

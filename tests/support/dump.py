@@ -1,4 +1,4 @@
-"""The text of every table, as a dump of the database has it, and a search for words in it."""
+"""The text of every table, as in a dump of the database, and a search for words in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.database import Database
 
 
 def dump(connection: Database) -> dict[str, str]:
-    """The text of every table of the schema, as COPY writes it."""
+    """Return the text of every table of the schema, in the format of COPY."""
     names = connection.execute(
         "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
     ).fetchall()
@@ -21,7 +21,7 @@ def dump(connection: Database) -> dict[str, str]:
 
 
 def leaks(connection: Database, secret: str) -> dict[str, list[str]]:
-    """The lines of every table that contain the secret, as text or as the digits of its bytes."""
+    """Return the lines of every table that contain the secret, as text or as hexadecimal bytes."""
     forms = (secret, secret.encode().hex())
     found = {
         name: [line for line in text.splitlines() if any(form in line for form in forms)]

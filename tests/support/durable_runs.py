@@ -1,4 +1,4 @@
-"""Runs of durable functions: workers that run them, and what the functions of their steps did."""
+"""Runs of durable functions: their workers, and the calls of their step functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.workers import QUICK_RECOVERY, Fleet, RunningWorker
 APPLICATION = "tests.support.apps.durable:app"
 
 
-# The row of a step is written once: an update would change the past of a run.
+# The row of a step must be written only once, because an update would change the past of a run.
 WITNESS = """
 CREATE TABLE durable_effects (task_id uuid, number integer);
 CREATE FUNCTION e2e_unchanged() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -27,7 +27,7 @@ def start(fleet: Fleet, *options: str, processes: int = 2) -> RunningWorker:
 
 
 def journal_of(fleet: Fleet) -> dict[str, Counter[tuple[str, str]]]:
-    """The calls of the functions of steps, by run: how often each token was made."""
+    """Return the calls of step functions by run, with the count of each token."""
     path = fleet.journal.path
     made: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -37,14 +37,14 @@ def journal_of(fleet: Fleet) -> dict[str, Counter[tuple[str, str]]]:
 
 
 def info_of(sent: TaskHandle[Any]) -> TaskInfo:
-    """The current state of a run's task."""
+    """Return the current state of a run's task."""
     found = sent.info().unwrap()
     assert found is not None
     return found
 
 
 class Effects(Counter[str]):
-    """How often each effect happened outside the database."""
+    """Counts how often each effect happened outside the database."""
 
     def note(self, what: str) -> str:
         self[what] += 1

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL started by a separate process, from an installation in another directory."""
+"""Starts the embedded PostgreSQL in a separate process, from an installation in another directory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ORDINARY_USER = 65534
-# Starts the server named by the first argument as the user named by the second; prints the paths of its
-# data and socket.
+# Starts the server of the URL in the first argument as the user in the second argument; prints the
+# paths of its data and socket.
 START = """
 import os, sys
 import psycopg, psycopg_binary.pq
@@ -63,7 +63,9 @@ def start(
     variables: Mapping[str, str | None] | None = None,
     through: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Start and stop the server of this URL in a working directory; a variable of None is unset."""
+    """Start and stop the server of this URL in a working directory; unset the variables with the value
+    None.
+    """
     changed = {"PYTHONPATH": str(packages), **(variables or {})}
     kept = {name: text for name, text in os.environ.items() if name not in changed}
     return subprocess.run(

@@ -1,6 +1,6 @@
-"""An example of every command that reads or changes the database, and why the other commands have none.
-
-The commands come from the command line itself, so a test fails for a new one that is in neither table.
+"""An example of every command that reads or changes the database, and a reason for every command without
+an example. A test compares them with the command line's own list, so it fails for a new command that is
+in neither table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import typer.main
 from horsies.cli.main import command_line
 
 APPLICATION = "tests.support.apps.programs:app"
-# The words after each command; TASK and RUN stand for ids, APP for APPLICATION.
+# The words after each command; TASK and RUN stand for ids, APP stands for APPLICATION.
 READS: dict[str, tuple[str, ...]] = {
     "status": (),
     "workers": (),
@@ -97,7 +97,7 @@ def words_of(name: str) -> list[str]:
 
 
 def every_command() -> set[str]:
-    """Return the names of all commands, with their actions if they have a list of these."""
+    """Return the names of all commands, with their actions where a command has a list of actions."""
     return set(_names(typer.main.get_command(command_line())))
 
 
@@ -114,7 +114,7 @@ def _names(command: Any, before: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def _actions(callback: Any) -> Iterator[str]:
-    """Yield the values of the argument `action` of a command."""
+    """Yield the values of a command's argument `action`."""
     action = typing.get_type_hints(callback).get("action")
     for one in (action, *typing.get_args(action)):
         if isinstance(one, type) and issubclass(one, Enum):
@@ -139,5 +139,5 @@ def _walk(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, An
         yield from _walk(child, child_name, context)
 
 
-# Every command by its path, with its context.
+# Return every command by its path, with its context.
 CONTEXTS = dict(_walk(typer.main.get_command(command_line()), "horsies"))

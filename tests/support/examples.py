@@ -1,7 +1,6 @@
-"""How many random examples a property gets: half of them, a fifth for `make test-fast`, all for `make soak`.
-
-The profile's own number of examples is the percentage of the number a test asks for. No profile has a
-deadline or a health check of speed: on a busy machine both fail by chance.
+"""The number of random examples per property: a half, a fifth for `make test-fast`, all for `make soak`.
+A profile's number of examples is a percentage of the number in the test. No profile has deadlines or
+speed checks, which fail by chance on a busy machine.
 """
 
 from __future__ import annotations

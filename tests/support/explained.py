@@ -1,4 +1,4 @@
-"""Explanations through every interface: the program, the command line, the JSON API and the page must
+"""Explanations through every interface: the Python API, the command line, the JSON API and the page must
 agree.
 """
 
@@ -28,7 +28,7 @@ _CODE = re.compile(r'<span class="code">(\w+)</span>')
 
 @dataclass
 class Doors:
-    """All ways to ask for an explanation in one database."""
+    """All interfaces that explain a subject, for one database."""
 
     app: Horsies
 
@@ -71,7 +71,7 @@ class Doors:
         return explanation
 
     def shown(self, task_id: str) -> dict[str, Any]:
-        """The document of `horsies show`."""
+        """Return the document of `horsies show`."""
         return self._document("show", task_id)
 
     def task_page(self, task_id: str) -> str:

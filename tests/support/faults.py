@@ -1,9 +1,9 @@
 """Faults at the boundaries of protocol messages: an error in place of a message, a cut, silence, unusual
 packets.
 
-A fault is numbered by the messages of its direction since it was armed. Messages that come at any time, such
-as notifications, and those that open or close a session do not count, so a repeated conversation has the
-same numbers.
+A fault is identified by its number among the messages of its direction since it was armed.
+Notifications, which arrive at any time, and messages that open or close a session do not count, so a
+repeated conversation has the same numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import Enum
 
 
 class Direction(Enum):
-    """Questions are messages to the server, answers are messages to the client."""
+    """The direction of a message: questions are sent to the server, answers to the client."""
 
     QUESTION = "question"
     ANSWER = "answer"
@@ -24,12 +24,12 @@ class Direction(Enum):
 class Action(Enum):
     """The fault that replaces a message."""
 
-    # The server refuses a question; everything before it in the transaction is rolled back.
+    # The server rejects a question; all earlier messages of the transaction are rolled back.
     ERROR = "error"
-    # The server ends the session in place of an answer, which may confirm a commit.
+    # The server ends the session instead of answering, possibly instead of confirming a commit.
     FATAL = "fatal"
     CLOSE = "close"
-    # Nothing more passes in this direction.
+    # No further message passes in this direction.
     STALL = "stall"
     # The message is delivered late.
     DELAY = "delay"
@@ -44,7 +44,7 @@ class Fault:
 
 
 class Cut(Exception):
-    """Close both sides; the client gets these last bytes."""
+    """Closes both sides after the client has received these last bytes."""
 
     def __init__(self, farewell: bytes = b"") -> None:
         self.farewell = farewell
@@ -56,9 +56,10 @@ _DELAY_SECONDS = 0.01
 
 @dataclass
 class Faults:
-    """The fault that a proxy causes next; it happens once."""
+    """The next fault of a proxy, which happens once."""
 
-    # How many bytes a packet has; 0 collects messages until the sender waits for an answer.
+    # The size of a packet in bytes; with 0, messages are collected until the sender waits for an
+    # answer.
     packet_bytes: int | None = None
     counts: dict[Direction, int] = field(default_factory=dict)
     has_happened: bool = False
@@ -71,20 +72,20 @@ class Faults:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def arm(self, fault: Fault | None = None) -> None:
-        """Count messages from here, and cause this fault at the message with its number."""
+        """Count messages from now on, and cause this fault at the message with its number."""
         with self._lock:
             self._released = threading.Event()
             self.counts = dict.fromkeys(Direction, 0)
             self._fault, self._rewritten, self.has_happened = fault, None, False
 
     def disarm(self) -> None:
-        """Let everything pass, and cut stalled connections."""
+        """Let all messages pass, and cut stalled connections."""
         with self._lock:
             self._fault = None
             self._released.set()
 
     def passed(self, direction: Direction, message: bytes, flush: Callable[[], None]) -> bytes:
-        """Return the bytes that pass in place of the message; ``flush`` sends those before it."""
+        """Return the bytes to pass on instead of the message; ``flush`` first sends earlier messages."""
         with self._lock:
             fault = self._due(direction, message)
             if fault is not None:
@@ -108,18 +109,18 @@ class Faults:
         if fault is None or (fault.direction, fault.at) != (direction, number):
             return None
         if fault.action is Action.ERROR and message[:1] in b"SH" and self._bracket:
-            return None  # only a Sync that commits by itself can fail
+            return None  # Only a Sync that commits can fail.
         self._fault, self.has_happened = None, True
         return fault
 
     def packets(self, data: bytes) -> Iterator[bytes]:
-        """Cut consecutive bytes into packets."""
+        """Split consecutive bytes into packets."""
         size = self.packet_bytes or len(data) or 1
         for start in range(0, len(data), size):
             yield data[start : start + size]
 
     def is_held(self, data: bytes) -> bool:
-        """Whether to wait for more before sending: the last message asks for no answer."""
+        """Return whether to wait before sending, because the last message requests no answer."""
         return self.packet_bytes == 0 and data[-5:] not in (b"S\0\0\0\4", b"H\0\0\0\4")
 
 
@@ -147,7 +148,7 @@ def _in_place_of(message: bytes, fault: Fault, released: threading.Event) -> byt
 
 
 def _refused(message: bytes) -> bytes:
-    """Return a message that fails in the server; it skips the rest of the group by itself."""
+    """Return a message that fails in the server, which then skips the rest of the group."""
     if message[:1] == b"Q":
         return _framed(b"Q", b"a syntax error\0")
     unknown_portal = _framed(b"E", b"test_unknown\0" + bytes(4))

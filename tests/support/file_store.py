@@ -1,4 +1,4 @@
-"""A store of large payload outside the database: a directory."""
+"""A store for large payload outside the database: a directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class FileStore:
-    """Each object is a file. Without the directory, the store does not answer."""
+    """Keeps each object in a file. Without the directory, the store does not respond."""
 
     store_id = "files"
 
@@ -33,7 +33,7 @@ class FileStore:
 
 
 class Directory:
-    """The directory of a file store, which the test can move away for a while."""
+    """The directory of a file store, which a test can move away and back."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._away = path, path.with_name("away")
@@ -41,7 +41,7 @@ class Directory:
 
     @property
     def place(self) -> str:
-        """The store, as ``apps.confidential`` reads it."""
+        """The store's value for the environment of ``apps.confidential``."""
         return str(self._path)
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Directory:
         self._away.rename(self._path)
 
     def names(self) -> set[str]:
-        """The names of all objects."""
+        """Return the names of all objects."""
         return {one.name for one in self._path.iterdir()}
 
     def delete(self, name: str) -> None:

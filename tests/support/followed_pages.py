@@ -1,4 +1,4 @@
-"""Following a page as its reader does: make its files, run its commands, compare what they print."""
+"""Follows a page as its reader does: creates its files, runs its commands, and compares their output."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from tests.support.commands import environment, running_worker
 from tests.support.doc_pages import blocks, files, page
 
-# The commands of a page that end by themselves and need only its files.
+# The commands of a page that end on their own and need only its files.
 COMMANDS = ("python ", "horsies check", "horsies version")
 
 
 def sessions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the commands a page shows, each with the output it shows below it."""
+    """Yield the commands of a page, each with its documented output."""
     for block in blocks(text):
         if block.language == "console":
             for part in block.text.split("$ ")[1:]:
@@ -23,13 +23,13 @@ def sessions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def make_files(contents: Mapping[str, str], directory: Path) -> None:
-    """Make the files of a page."""
+    """Create the files of a page."""
     for name, content in contents.items():
         (directory / name).write_text(content)
 
 
 def run(command: str, directory: Path, database_url: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as it would be pasted into a shell."""
+    """Run a command as if it were pasted into a shell."""
     return subprocess.run(
         ["bash", "-c", command],
         cwd=directory,
@@ -42,7 +42,7 @@ def run(command: str, directory: Path, database_url: str) -> subprocess.Complete
 
 
 def run_all(wanted: list[tuple[str, str]], directory: Path, database_url: str) -> list[str]:
-    """Run the commands that end by themselves, compare what they print; return the commands run."""
+    """Run the commands that end on their own and compare their output; return the commands."""
     chosen = [(command, shown) for command, shown in wanted if command.startswith(COMMANDS)]
     for command, shown in chosen:
         finished = run(command, directory, database_url)
@@ -51,7 +51,7 @@ def run_all(wanted: list[tuple[str, str]], directory: Path, database_url: str) -
 
 
 def follow_with_worker(name: str, directory: Path, database_url: str) -> tuple[list[str], str]:
-    """Follow a page while a worker runs; return the commands and what the worker logged."""
+    """Follow a page while a worker runs; return the commands and the worker's log."""
     text = page(name)
     make_files(files(text), directory)
     with running_worker(directory, database_url) as log:

@@ -1,7 +1,6 @@
-"""The parts of the documentation that are written by the code itself: tables.
-
-A page holds such a part between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->``. Running this
-module (``make docs``) rewrites them; a test fails while one is out of date.
+"""Generates the tables of the documentation from the code. A page has a generated part between ``<!--
+begin: NAME -->`` and ``<!-- end: NAME -->``. Running this module (``make docs``) rewrites these parts; a
+test fails if a part is out of date.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ MODELS: tuple[type[BaseModel], ...] = (
     TaskSchedule,
     WorkflowSchedule,
 )
-# The page that shows how to use each command.
+# The guide page of each command.
 COMMAND_GUIDES = {
     "cancel": "operating.md#cancelling",
     "check": "developing.md#checking-before-it-runs",
@@ -144,7 +143,7 @@ COMMAND_GUIDES = {
     "workflow signal": "workflows-steering.md#controlling",
     "workflows": "workflows-steering.md#from-the-command-line",
 }
-# Flags of at least this many commands are explained once.
+# Flags that at least this many commands share are explained once.
 SHARED_BY = 15
 
 # The enumerations with codes, in the order in which an entry lists its families.
@@ -154,8 +153,8 @@ CODE_FAMILIES: tuple[type[Enum], ...] = (
     *(BrokerErrorCode, ErrorCode),
 )
 
-# Limits that the models check themselves, where pydantic's annotations do not show them. The tests
-# try every one of them.
+# Limits that validators check, so that pydantic's annotations do not show them; tests try every
+# limit.
 LIMITS: dict[tuple[type[BaseModel], str], tuple[int, int | None]] = {
     (PostgresConfig, "worker_pool_size"): (1, None),
     (PostgresConfig, "worker_max_overflow"): (0, None),
@@ -215,7 +214,7 @@ def rewritten(text: str) -> str:
 
 
 def names_of_parts(text: str) -> list[str]:
-    """Return which generated parts a page contains."""
+    """Return the names of the generated parts of a page."""
     return [part[1] for part in _PART.findall(text)]
 
 
@@ -289,7 +288,7 @@ def _allowed(model: type[BaseModel], name: str, field: FieldInfo) -> str:
 
 
 def _kind(annotation: Any) -> str:
-    """A type in words; a Literal as its values."""
+    """Describe a type in words, and a Literal by its values."""
     members = get_args(annotation)
     if get_origin(annotation) is Literal:
         *first, last = [f'`"{value}"`' for value in members]
@@ -343,7 +342,7 @@ def _flag_default(parameter: Any) -> str:
 
 @lru_cache
 def commands() -> dict[str, Any]:
-    """Return every command that the help shows, by its name without `horsies`."""
+    """Return every command of the help by its name without `horsies`."""
     program: Any = typer.main.get_command(command_line())
     return {name: one for name, one in sorted(_commands(program)) if not one.hidden}
 
@@ -373,7 +372,7 @@ def _purpose(command: Any) -> str:
 
 @lru_cache
 def shared_flags() -> dict[tuple[str, str, str], int]:
-    """Return the flags that many commands have, in the order of the first command."""
+    """Return the flags that many commands share, in the order of the first command."""
     counts = Counter(_row(one) for command in commands().values() for one in _visible(command))
     return {row: count for row, count in counts.items() if count >= SHARED_BY}
 
@@ -436,7 +435,7 @@ def reasons_table() -> str:
 
 
 def transitions_table() -> str:
-    """Return one row per verb of the task's life cycle."""
+    """Return one row per verb of a task's life cycle."""
     rows = [
         [f"`{one.verb}`", ", ".join(_ordered(one.from_statuses)), one.to_status.value]
         for one in TASK_TRANSITIONS
@@ -464,7 +463,7 @@ def checks_table() -> str:
 
 
 def layers_picture() -> str:
-    """Return the layers of the package, topmost first."""
+    """Return the layers of the package, top layer first."""
     settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
     package, *_ = settings["tool"]["importlinter"]["contracts"]
     return "\n".join(["```text", *package["layers"], "```"])

@@ -1,6 +1,5 @@
-"""Renders the chart in deploy/ without Helm: the part of Go templates that the chart uses, and no more.
-
-An action or a function beyond that part fails the test, so the chart cannot use an untested feature.
+"""Renders the chart in deploy/ without Helm. Only the Go template features of the chart are supported;
+any other action or function fails the test, so the chart cannot use an untested feature.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Chart:
         }
 
     def documents(self, release: str, **changes: Any) -> list[dict[str, Any]]:
-        """Return the objects of a release whose values have these changes, merged as Helm merges them."""
+        """Return the objects of a release with these changed values, merged as Helm merges them."""
         root = {"Values": merged(self.values, changes), "Release": {"Name": release}}
         scope: Scope = {"$": root, ".": root}
         texts = [self._text(nodes, scope) for nodes in self._templates.values()]
@@ -144,7 +143,7 @@ class Chart:
 
 
 def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with these changes; mappings are merged, everything else is replaced."""
+    """Merge changes into the values; mappings are merged recursively, other values are replaced."""
     found = dict(values)
     for name, change in changes.items():
         old = found.get(name)
@@ -154,7 +153,7 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def _pieces(text: str) -> Iterator[tuple[str, str]]:
-    """Split a template into text and actions, without the white space that a dash takes away."""
+    """Split a template into text and actions, without the white space that a dash removes."""
     text = text.replace("\r", "")
     place = 0
     for match in _ACTION.finditer(text):
@@ -181,7 +180,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "nindent": lambda width, text: "".join(f"\n{' ' * width}{line}" for line in text.splitlines()),
     "add": lambda *values: sum(values),
     "join": lambda glue, values: glue.join(map(str, values)),
-    "deepCopy": lambda value: value,  # nothing here changes a value
+    "deepCopy": lambda value: value,  # Functions that do not change a value here.
     "mergeOverwrite": lambda values, changes: merged(values, changes),
     "not": lambda value: not value,
 }

@@ -1,4 +1,6 @@
-"""Hosts on one machine: namespaces for the database and for workers, with cables that can be pulled."""
+"""Hosts on one machine: network namespaces for the database and for workers, with virtual cables that
+tests can unplug.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +21,27 @@ def run(*words: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Namespaces: one for the database, two for workers, with a cable from each to the database."""
+    """Network namespaces: one for the database and two for workers, each with a cable to the database."""
 
     mark: str
 
     def through(self, host: str) -> list[str]:
-        """The command that runs a program on that host."""
+        """Return the command prefix that runs a program on this host."""
         return ["ip", "netns", "exec", f"{self.mark}{host}"]
 
     def inside(self, host: str) -> list[str]:
-        """Like ``through``, but with the host's own hostname and process numbers.
-
-        The program is a child of the process that this command starts, and has process number 1 on its
-        host.
+        """Return a command prefix like ``through``, with the host's own hostname and process numbers.
+        The program is a child of the started process, and has process number 1 on its host.
         """
         alone = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         return [*self.through(host), *alone, "sh", "-c", 'hostname "$0" && exec "$@"', host]
 
     def url(self, number: int, port: int) -> str:
-        """The address of the database, as seen from a host for workers."""
+        """Return the URL of the database for a worker host."""
         return f"postgresql://postgres@10.201.{number}.1:{port}/postgres"
 
     def wire(self, number: int) -> None:
-        """A host for workers, and its cable."""
+        """Create a worker host with its cable."""
         host, database, cable = f"{self.mark}w{number}", f"{self.mark}db", f"c{number}"
         run("ip", "netns", "add", host)
         run(
@@ -57,11 +57,11 @@ class Hosts:
         run("ip", "-n", f"{self.mark}w{number}", "link", "set", "up0", "down")
 
     def mend(self, number: int) -> None:
-        """Plug the cable in again."""
+        """Plug the host's cable in again."""
         run("ip", "-n", f"{self.mark}w{number}", "link", "set", "up0", "up")
 
     def swallow(self, number: int) -> None:
-        """Drop every packet between this host and the database silently: both interfaces stay up."""
+        """Silently drop every packet between this host and the database; both interfaces stay up."""
         for name, device, peer in self._ends(number):
             nobody = ["lladdr", "02:00:00:00:00:99", "nud", "permanent"]
             run("ip", "-n", name, "neigh", "replace", peer, *nobody, "dev", device)
@@ -72,7 +72,7 @@ class Hosts:
             run("ip", "-n", name, "neigh", "del", peer, "dev", device)
 
     def _ends(self, number: int) -> list[tuple[str, str, str]]:
-        """Both ends of a cable: the namespace, the device, and the address of the other end."""
+        """Return both sides of a cable: the namespace, the device, and the address of the other side."""
         network = f"10.201.{number}"
         return [
             (f"{self.mark}w{number}", "up0", f"{network}.1"),

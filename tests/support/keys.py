@@ -1,4 +1,4 @@
-"""Keys: tasks with keys, the limits of keys, claims from their lanes, and the ends of these tasks."""
+"""Tasks with keys: their limits, their claims, and their outcomes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST = -(2**63)
 
 
 class Ring:
-    """A worker's claims from one queue, each from the place where the previous claim ended."""
+    """A worker's claims from one queue; each claim continues where the previous one stopped."""
 
     def __init__(self, connection: Database, queue: str = "default") -> None:
         self.connection, self.queue, self.cursor = connection, queue, FIRST
@@ -31,7 +31,7 @@ class Ring:
         self.wait_seconds = 0.0
 
     def claim(self, children: int = 1, **more: Any) -> list[str | None]:
-        """The keys of the tasks that this many idle children get."""
+        """Return the keys of the tasks that this many idle children receive."""
         return [key_of(self.connection, task) for task in self.take(children, **more)]
 
     def take(self, children: int = 1, **more: Any) -> list[ClaimedTask]:

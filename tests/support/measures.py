@@ -14,7 +14,7 @@ def add(
     counts: list[tuple[int, str, str, int]],
     now: datetime | None = None,
 ) -> None:
-    """Add attempts that ended this many minutes ago: (minutes, queue, task, count)."""
+    """Add attempts that ended in the past: (minutes ago, queue, task, count)."""
     minute = int((now or datetime.now(UTC)).timestamp()) // 60
     ages, queues, names, ended = (list(column) for column in zip(*counts, strict=True))
     buckets = [

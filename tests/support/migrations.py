@@ -1,4 +1,4 @@
-"""Databases of unusual history, and the numbers of migrations in the git history."""
+"""Databases with an unusual history, and the numbers of migrations in the git history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIRST = "0001_schema.sql"
 
 
 def following() -> tuple[Migration, Migration]:
-    """Two migrations that a later release may bring, each with a table."""
+    """Return two migrations of a possible later release, each with a table."""
     first = schema_version() + 1
     table = "CREATE TABLE public.horsies_{} (id integer);\n"
     return (
@@ -31,7 +31,7 @@ def following() -> tuple[Migration, Migration]:
 
 
 def later_release(directory: Path) -> Path:
-    """Copy the sources, add the following migrations, and return the folder to put on PYTHONPATH."""
+    """Copy the sources with the following migrations; return the folder for PYTHONPATH."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(REPOSITORY / "src", directory, ignore=ignored)
     for one in following():
@@ -41,22 +41,20 @@ def later_release(directory: Path) -> Path:
 
 
 def apply_all_but(connection: Connection[Any], left_out: Migration) -> None:
-    """Migrate like a development commit that lacks one of the following migrations."""
+    """Migrate as a development commit does that lacks one of the following migrations."""
     kept = tuple(one for one in (*migrate._MIGRATIONS, *following()) if one != left_out)
     with patch.object(migrate, "_MIGRATIONS", kept), patch.object(migrate, "_FUNCTIONS", ()):
         migrate.apply_migrations(connection)
 
 
 def misplaced(before: Collection[str], after: Collection[str]) -> list[str]:
-    """The added files whose number is not above the numbers of all earlier files."""
+    """Return the added files whose numbers are not above all earlier numbers."""
     highest = max(before, default="")[:4]
     return sorted(name for name in set(after) - set(before) if name[:4] <= highest)
 
 
 def additions() -> Iterator[tuple[str, list[str], list[str]]]:
-    """Each commit that adds migrations after the first one, with the files before and after it; first
-    the working tree.
-    """
+    """Yield the working tree, then each commit that adds migrations, with the files before and after it."""
     own = sorted(path.name for path in (REPOSITORY / MIGRATIONS).glob("*.sql"))
     if FIRST in (before := files_at("HEAD")):
         yield "the working tree", before, own
@@ -72,7 +70,7 @@ def files_at(commit: str) -> list[str]:
 
 
 def git(*arguments: str) -> list[str]:
-    """The words that git prints; none without git or a history."""
+    """Return the words of git's output, or none without git or a history."""
     try:
         found = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True)
     except OSError:
@@ -98,5 +96,5 @@ ORDER BY 1, 2, 3
 
 
 def catalogue(connection: Connection[Any]) -> list[tuple[str, str, str]]:
-    """Return everything our schema consists of, as the server describes it."""
+    """Return all objects of our schema as the server describes them."""
     return connection.execute(CATALOGUE).fetchall()

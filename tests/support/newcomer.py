@@ -1,7 +1,6 @@
-"""Twenty questions of a newcomer, with the place of each answer in the documentation.
-
-Give the questions to a reader who has never seen Horsies and has only the built site, and note the answer,
-the pages opened and the time: `python -m tests.support.newcomer` prints the questions without the answers.
+"""Twenty questions of a newcomer, with the place of each answer in the documentation. `python -m
+tests.support.newcomer` prints the questions without the answers, for a reader who has never used Horsies
+and has only the built site.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Question:
-    """A question, the page and anchor that answer it, and words that a right answer contains."""
+    """A question, the page and anchor that answer it, and words in a correct answer."""
 
     text: str
     page: str

@@ -1,5 +1,5 @@
-"""The notifications that a test's transactions send. They arrive in order, so one that is missing when a
-later one arrives was never sent.
+"""The notifications that a test's transactions send. They arrive in order, so a notification that is
+missing when a later one arrives was never sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CHANNELS = ("task_new", "task_done", "task_queue_a", "task_queue_b", "horsies_ca
 
 
 class Ears:
-    """Listens on all channels; ``heard`` returns everything that was committed before the call."""
+    """Listens on all channels; ``heard`` returns all notifications committed before the call."""
 
     def __init__(self, url: str, channels: tuple[str, ...] = CHANNELS) -> None:
         self._sender = psycopg.connect(url, autocommit=True)

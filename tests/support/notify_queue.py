@@ -14,7 +14,7 @@ PAGES = 64
 
 
 def limit_queue(server: PrivateServer) -> None:
-    """Restart the server with a queue that is quickly full; needs PostgreSQL 17."""
+    """Restart the server with a small notification queue; needs PostgreSQL 17."""
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(f"ALTER SYSTEM SET max_notify_queue_pages = {PAGES}".encode())
     server.stop()
@@ -23,7 +23,9 @@ def limit_queue(server: PrivateServer) -> None:
 
 @contextmanager
 def full_queue(url: str) -> Iterator[None]:
-    """Keep the queue full: a session listens but stays in a transaction, and therefore reads nothing."""
+    """Keep the queue full with a session that listens but stays in a transaction, so that it reads
+    nothing.
+    """
     with psycopg.connect(url, autocommit=True) as listener:
         listener.execute("LISTEN test_full")
         listener.execute("BEGIN")
@@ -33,7 +35,7 @@ def full_queue(url: str) -> Iterator[None]:
 
 
 def fill(url: str) -> None:
-    """Notify until the server refuses it."""
+    """Send notifications until the server rejects one."""
     with psycopg.connect(url, autocommit=True) as connection:
         for _ in range(2 * PAGES):
             try:
@@ -42,7 +44,7 @@ def fill(url: str) -> None:
                 break
         else:
             raise AssertionError("the queue is not full")
-        # The last few bytes: a short notification may still fit.
+        # Fill the last bytes with short notifications.
         try:
             while True:
                 connection.execute("SELECT pg_notify('test_full', '')")

@@ -1,4 +1,4 @@
-"""Equal values that were written in another order, in this interpreter and in others."""
+"""Equal values in another internal order, in this interpreter and in others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def reordered(value: Any, random: Random) -> Any:
 
 
 def _refilled(elements: list[Any], random: Random) -> set[Any]:
-    # A set that was larger before keeps its larger table, in which elements lie in another order.
+    # Return a set that was larger before: it keeps its larger table, in which elements have another
+    # order.
     passing = [object() for _ in range(random.choice([0, 100]))]
     filled = {*passing, *random.sample(elements, len(elements))}
     filled.difference_update(passing)

@@ -36,12 +36,12 @@ ignore_startup_parameters = extra_float_digits
 
 
 def find_pgbouncer() -> str | None:
-    """Return the program's path, None where it is not installed."""
+    """Return the program's path, or None if it is not installed."""
     return shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
 
 
 class PgBouncer:
-    """A PgBouncer in front of one database; its port stays the same when it is started again."""
+    """A PgBouncer in front of one database, with the same port after a restart."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class PgBouncer:
         assert program is not None, "pgbouncer is not installed"
         self._server = conninfo_to_dict(database_url)
         database, port = str(self._server["dbname"]), free_port()
-        directory.chmod(0o755)  # the program reads its settings as a user other than root
+        directory.chmod(0o755)  # The program reads its settings as a user other than root.
         settings = directory / "pgbouncer.ini"
         settings.write_text(
             SETTINGS.format(
@@ -73,7 +73,7 @@ class PgBouncer:
         return self._process
 
     def start(self) -> None:
-        """Start the program without waiting for it."""
+        """Start the program without waiting until it is ready."""
         with self._log.open("a") as log:
             self._process = _start(self._command, self._server, log)
 
@@ -81,12 +81,12 @@ class PgBouncer:
         wait_until(lambda: _answers(self.url, self.process))
 
     def kill(self) -> None:
-        """End the program with SIGKILL: its clients lose their connections without notice."""
+        """Kill the program with SIGKILL, so that its clients lose their connections without notice."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """End the program if it was started, even if it is frozen."""
+        """Stop the program if it was started, even if it is frozen."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
@@ -108,19 +108,19 @@ def started_pgbouncer(database_url: str, pool_mode: str = "transaction") -> Iter
 
 @contextmanager
 def running_pgbouncer(database_url: str, pool_mode: str = "transaction") -> Iterator[str]:
-    """Start PgBouncer in front of this database and yield the URL that leads through it."""
+    """Start PgBouncer in front of this database and yield the URL through PgBouncer."""
     with started_pgbouncer(database_url, pool_mode) as pooler:
         yield pooler.url
 
 
 def client_names(pooled_url: str) -> list[str]:
-    """The application names of all sessions connected to this PgBouncer's database."""
+    """Return the application names of all sessions connected to PgBouncer's database."""
     database = urlsplit(pooled_url).path.lstrip("/")
     return [row[-1] for row in _show(pooled_url, "CLIENTS") if row[2] == unquote(database)]
 
 
 def server_pids(pooled_url: str) -> set[int]:
-    """The server processes behind PgBouncer's own connections."""
+    """Return the server processes behind PgBouncer's own connections."""
     return {row[-3] for row in _show(pooled_url, "SERVERS")}
 
 
@@ -133,7 +133,7 @@ def _show(pooled_url: str, what: LiteralString) -> list[tuple[Any, ...]]:
 def _start(
     command: list[str], server: Mapping[str, object], log: TextIO
 ) -> subprocess.Popen[bytes]:
-    # PgBouncer refuses to run as root. The owner of the directory of the server's socket can enter it;
+    # PgBouncer refuses to run as root. The owner of the server's socket directory has access to it;
     # over TCP, any user works.
     user = None
     if os.geteuid() == 0:

@@ -1,4 +1,4 @@
-"""Poisonous rows: a trigger that refuses a certain change of certain tasks or runs."""
+"""A trigger that rejects a chosen change of chosen tasks or runs, which makes their rows poisonous."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psycopg import sql
 
 from tests.support.database import Database
 
-# The DETAIL of the error contains this text, as it might contain a row.
+# The DETAIL of the error contains this text, as a real DETAIL could contain a row.
 SECRET = "contents of a row"
 
 REFUSE = """
@@ -24,7 +24,7 @@ IMMEDIATE = """
 CREATE TRIGGER test_poison BEFORE {event} ON {table} FOR EACH ROW WHEN ({condition})
 EXECUTE FUNCTION test_refuse({state})
 """
-# Raises at COMMIT, when every statement of the transaction has succeeded.
+# Raises at COMMIT, after every statement of the transaction has succeeded.
 DEFERRED = """
 CREATE CONSTRAINT TRIGGER test_poison AFTER {event} ON {table} DEFERRABLE INITIALLY DEFERRED
 FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION test_refuse({state})
@@ -41,7 +41,7 @@ def poisoned(
     event: LiteralString = "UPDATE",
     trigger: LiteralString = IMMEDIATE,
 ) -> Iterator[None]:
-    """Refuse every event for which the condition on OLD and NEW holds, with this SQLSTATE."""
+    """Reject every event for which the condition on OLD and NEW is true, with this SQLSTATE."""
     literals = [sql.Literal(value) for value in values]
     connection.execute(sql.SQL(REFUSE).format(secret=sql.Literal(SECRET)))
     try:
@@ -80,7 +80,7 @@ def slowed(
     seconds: float,
     deferred: bool = False,
 ) -> Iterator[None]:
-    """Delay every update of a task for which the condition holds, or the COMMIT after it."""
+    """Delay every update of a task for which the condition is true, or the COMMIT after it."""
     kind = sql.SQL("CONSTRAINT TRIGGER" if deferred else "TRIGGER")
     timing = sql.SQL("DEFERRABLE INITIALLY DEFERRED" if deferred else "")
     literals = [sql.Literal(value) for value in values]

@@ -123,5 +123,7 @@ def attempt(task_id: str, generation: int = 1) -> Assignment:
 
 
 def wide_memory_limit_mb() -> int:
-    """A limit 400 MB above a fresh child, which may be forked from this process with all its memory."""
+    """Return a limit 400 MB above a new child, which may be forked from this process with all its
+    memory.
+    """
     return round(own_rss_bytes() / 1024 / 1024) + 400

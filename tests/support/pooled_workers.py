@@ -10,13 +10,13 @@ import pytest
 
 from tests.support.pgbouncer import PgBouncer, find_pgbouncer, started_pgbouncer
 
-# How long workers wait for an answer; PgBouncer itself would wait two minutes for a server.
+# The time that workers wait for a response; PgBouncer itself would wait two minutes for a server.
 PATIENCE_MS = 3_000
 
 
 @contextmanager
 def pooler_before(database_url: str) -> Iterator[tuple[PgBouncer, dict[str, Any]]]:
-    """A pooler that the test may kill, and the broker settings that go with it."""
+    """Yield a pooler that the test may kill, and its broker settings."""
     if find_pgbouncer() is None:
         pytest.skip("pgbouncer is not installed: apt-get install pgbouncer")
     with started_pgbouncer(database_url) as pooler:
@@ -32,6 +32,6 @@ def pooler_before(database_url: str) -> Iterator[tuple[PgBouncer, dict[str, Any]
 
 @contextmanager
 def pooled(database_url: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The URL through the pooler, and the broker settings that go with it."""
+    """Yield the URL through the pooler, and its broker settings."""
     with pooler_before(database_url) as (pooler, broker):
         yield pooler.url, broker

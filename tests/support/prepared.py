@@ -1,9 +1,8 @@
 """Workers as forks of an interpreter that has already imported the package.
 
 The imports of `python -m horsies worker` take most of the processor time of a short end-to-end test. A
-prepared interpreter does these imports once for a test process; each worker is a fork of it with its own
-session, environment and files, and a child of the test process like any other. Tests of start-up run the
-command.
+prepared interpreter does these imports once per test process. Each worker is a fork of it, with its own
+session, environment and files, and a child of the test process. Tests of start-up run the command.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import NoReturn
 from horsies.logs import DESCRIPTOR_VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
-# An environment variable that every process of a test's workers has.
+# An environment variable of every process of a test's workers.
 DATABASE_VARIABLE = "HORSIES_E2E_DATABASE_URL"
 _COMMAND = [sys.executable, "-m", "horsies"]
 _COMMANDS = ("worker", "scheduler")
@@ -36,14 +35,14 @@ _MODULES = (
     "horsies.cli.scheduler",
     "horsies.worker.loop",
 )
-# Libraries and the interpreter read these variables when they start.
+# Libraries and the interpreter read these variables at start-up.
 _READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "PYDANTIC", "MALLOC")
 _PR_SET_CHILD_SUBREAPER = 36
 _REQUEST_BYTES = 1_000_000
 
 
 def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether a fork of the prepared interpreter is equivalent to this command."""
+    """Return whether a fork of the prepared interpreter is equivalent to this command."""
     return (
         sys.platform == "linux"
         and [*command[:3]] == _COMMAND
@@ -60,7 +59,7 @@ _STARTED_WITH = _read_at_start(os.environ)
 
 
 class ForkedProcess(subprocess.Popen[bytes]):
-    """A child of this process that another process has forked on its behalf."""
+    """A child of this process that another process forked on its behalf."""
 
     def __init__(self, args: Sequence[str], pid: int) -> None:
         self.args = args
@@ -89,7 +88,7 @@ def fork(
 
 
 def _adopt_orphans(is_wanted: bool) -> None:
-    """Let orphaned descendants become children of this process: a fork whose parent ends is one."""
+    """Make orphaned descendants children of this process, such as forks whose parent has ended."""
     if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0):
         raise OSError("This process cannot adopt the processes of its descendants.")
 
@@ -132,7 +131,7 @@ def _serve(descriptor: int) -> None:
         between = os.fork()
         if between == 0:
             if os.fork():
-                os._exit(0)  # the worker is then a child of the test process
+                os._exit(0)  # The worker is then a child of the test process.
             for one in (descriptor, reading):
                 os.close(one)
             log, events = descriptors
@@ -148,7 +147,7 @@ def _serve(descriptor: int) -> None:
 def _become(
     command: Sequence[str], environment: Mapping[str, str], log: int, events: int, answer: int
 ) -> NoReturn:
-    """Run the command as a new interpreter does."""
+    """Run the command as a new interpreter would."""
     os.setsid()
     os.write(answer, str(os.getpid()).encode())
     os.close(answer)

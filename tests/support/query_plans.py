@@ -1,4 +1,4 @@
-"""Query plans: their nodes, and how many rows a statement reads."""
+"""Query plans: their nodes, and the number of rows that a statement reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def nodes(plan: Any) -> Iterator[dict[str, Any]]:
 
 
 def reads(connection: Connection[Any], step: Step) -> tuple[Sequence[Any], int]:
-    """Run the statement and return its rows, and how many rows and index entries it read."""
+    """Run the statement; return its rows, and the number of rows and index entries that it read."""
     statement, params = step
     before = connection.execute(COUNTERS).fetchone()
     rows = statement.run(connection, params)
@@ -42,7 +42,7 @@ def reads(connection: Connection[Any], step: Step) -> tuple[Sequence[Any], int]:
 
 @pytest.fixture(params=["force_generic_plan", "force_custom_plan"])
 def full(full_url: str, request: pytest.FixtureRequest) -> Iterator[Connection[Any]]:
-    """A transaction on the full database that is rolled back at the end."""
+    """Open a transaction on the full database that is rolled back at the end."""
     with psycopg.connect(full_url, prepare_threshold=0) as connection:
         connection.execute("SELECT set_config('plan_cache_mode', %s, false)", (request.param,))
         yield connection
@@ -58,8 +58,8 @@ SELECT pg_stat_get_xact_numscans('horsies_tasks'::regclass),
 
 
 def task_reads(connection: Connection[Any], step: Step) -> Any:
-    """Run the statement and return its rows with its cost: whole-table scans, rows fetched through
-    an index, index entries read.
+    """Run the statement; return its rows and its cost: table scans, rows fetched through an index, index
+    entries read.
     """
     statement, params = step
     before = connection.execute(TASK_COUNTERS).fetchone()

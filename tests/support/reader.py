@@ -31,7 +31,7 @@ from tests.support.wait import wait_until
 
 
 def report(log: Path) -> str:
-    """Return what each question took: pages opened after the home page, searches, steps, seconds."""
+    """Return the effort for each question: pages opened after the home page, searches, steps, seconds."""
     steps = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
     lines = ["question | pages | searches | steps | seconds | answer"]
     for end in [one for one in steps if one["step"] == "answer"]:
@@ -55,7 +55,7 @@ def start(notes: Path, site: str) -> subprocess.Popen[bytes]:
 
 
 def step(notes: Path, command: str, words: str) -> str:
-    """Send one step to the server of a reader and return what it shows."""
+    """Send one step to the server of a reader and return the resulting screen."""
     with Client(str(notes / "socket"), "AF_UNIX") as connection:
         connection.send((command, words))
         shown: str = connection.recv()

@@ -1,4 +1,4 @@
-"""The side of the browser for a reader of a built site: one tab, its steps, and the notes on them.
+"""The browser for a reader of a built site: one tab, its steps, and the notes about them.
 
 `python -m tests.support.reader` starts it and sends it the steps.
 """
@@ -40,7 +40,7 @@ ON_SCREEN = """() => {
   return [...document.querySelectorAll("article :is(" + kinds + ")")]
     .filter(one => outer(one) && seen(one)).map(text).join("\\n");
 }"""
-# The next occurrence of some words in the article; the menus next to it are skipped.
+# Finds the next occurrence of some words in the article; the menus beside the article are skipped.
 FIND = """words => {
   for (let tries = 0; tries < 200; tries++) {
     if (!window.find(words, false, false, true)) return false;
@@ -57,7 +57,7 @@ CONTENTS = ".md-sidebar--secondary a.md-nav__link"
 
 
 class Reading:
-    """One tab on the site, what it listed last, and the notes on the question that is being answered."""
+    """One tab on the site, its last list of links, and the notes on the current question."""
 
     def __init__(self, tab: Page, address: str, log: Path) -> None:
         self.tab, self.address, self.log = tab, address, log
@@ -65,7 +65,7 @@ class Reading:
         self.question, self.began = 0, time.monotonic()
 
     def do(self, command: str, words: str) -> str:
-        """Take one step; return what the reader sees, or why there is nothing to see."""
+        """Take one step; return the resulting screen, or the reason for an error."""
         if command not in STEPS:
             return reader.__doc__ or ""
         try:
@@ -76,7 +76,7 @@ class Reading:
         return shown
 
     def note(self, command: str, words: str) -> None:
-        """Append the step, the page that is open and the seconds since the question began."""
+        """Append the step, the open page and the seconds since the start of the question."""
         line = {
             "question": self.question,
             "step": command,
@@ -124,7 +124,7 @@ class Reading:
         return self._numbered(found.all())
 
     def _numbered(self, found: list[Locator]) -> str:
-        """Remember the links and return them with their numbers and targets."""
+        """Store the links, and return them with their numbers and targets."""
         lines = []
         for number, one in enumerate(found, 1):
             text = " ".join(one.inner_text().split())
@@ -142,7 +142,7 @@ class Reading:
         target = found.evaluate("link => link.href")
         if found.is_visible():
             found.click()
-        else:  # an entry of the menu that is folded up: a reader would open its folds first
+        else:  # The entry is in a folded menu, whose folds a reader would open first.
             self.tab.goto(target)
         self.tab.wait_for_load_state()
         return self.view()
@@ -160,7 +160,7 @@ class Reading:
         return self.view()
 
     def find(self, words: str) -> str:
-        """Go to the next place of these words on the page, as a browser finds them."""
+        """Go to the next occurrence of these words on the page, as a browser's search does."""
         found = self.tab.evaluate(FIND, words)
         return self.view() if found else f"The page does not contain: {words}"
 
@@ -210,7 +210,7 @@ def serve(notes: Path, site: Path) -> None:
 
 
 def take_steps(listener: Listener, reading: Reading) -> None:
-    """Answer one step per connection; the step `stop` is the last."""
+    """Handle one step per connection, until the step `stop`."""
     stopped = False
     while not stopped:
         with listener.accept() as connection:

@@ -1,4 +1,6 @@
-"""A receiver of webhooks: a real HTTP server that answers as the test demands and keeps the requests."""
+"""A receiver of webhooks: a real HTTP server that responds as the test specifies and records the
+requests.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Received:
         return self.headers["webhook-id"]
 
     def is_signed(self, secret: str = SECRET) -> bool:
-        """Whether one of the signatures is right; computed without the hmac module of the sender."""
+        """Return whether one of the signatures is correct, without the sender's hmac module."""
         timestamp = self.headers["webhook-timestamp"]
         content = f"{self.id}.{timestamp}.".encode() + self.body
         expected = base64.b64encode(_hmac_sha256(secret.encode(), content)).decode()
@@ -42,7 +44,7 @@ class Received:
 
 
 def _hmac_sha256(key: bytes, content: bytes) -> bytes:
-    """The definition of RFC 2104, without the library."""
+    """Compute HMAC-SHA256 by the definition in RFC 2104, without the library."""
     block = hashlib.sha256(key).digest() if len(key) > 64 else key
     block = block.ljust(64, b"\0")
     inner = hashlib.sha256(bytes(one ^ 0x36 for one in block) + content).digest()
@@ -51,15 +53,17 @@ def _hmac_sha256(key: bytes, content: bytes) -> bytes:
 
 @dataclass
 class Receiver:
-    """Answers with the next of `answers`, the last one again and again; 0 closes without an answer."""
+    """Responds with the next entry of `answers`, repeating the last one; 0 closes the connection without
+    a response.
+    """
 
     answers: list[int] = field(default_factory=lambda: [200])
     headers: dict[str, str] = field(default_factory=dict)
     received: list[Received] = field(default_factory=list)
-    # While this event is not set, the receiver keeps its senders waiting.
+    # While this event is not set, senders wait for their response.
     is_awake: threading.Event = field(default_factory=threading.Event)
     port: int = 0
-    # How many requests have arrived, including those that still wait for their answer.
+    # The number of requests, including requests that wait for their response.
     arrived: int = 0
 
     @property
@@ -83,13 +87,13 @@ class Receiver:
         }
 
     def next_answer(self) -> int:
-        answers = self.answers  # a test may replace the list meanwhile
+        answers = self.answers  # A test may replace the list at any time.
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
 
 @contextmanager
 def receiving(given: Receiver | None = None) -> Iterator[Receiver]:
-    """Run a receiver on a free port, or bring an earlier one back on its port."""
+    """Run a receiver on a free port, or restart an earlier one on its port."""
     receiver = given or Receiver()
     receiver.is_awake.set()
     lock = threading.Lock()

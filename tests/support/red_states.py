@@ -1,4 +1,4 @@
-"""One state of the database, made of rows, for each red code of the catalogue."""
+"""For each red code of the catalogue, database rows that cause it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUEUE = "/queues/mail"
 class RedState(NamedTuple):
     """The page of the subject whose explanation has the code, and a task that the state concerns.
 
-    ``explained`` is the code in the explanation, if it is another one.
+    ``explained`` is the code in the explanation if it differs.
     """
 
     path: str
@@ -111,13 +111,13 @@ def _blocked(connection: Database) -> RedState:
 
 
 def _unserved_schedule(connection: Database) -> RedState:
-    """The session that writes the rows counts as a scheduler, which has no entry for the schedule."""
+    """The session that writes the rows counts as a scheduler without an entry for the schedule."""
     connection.execute("SET application_name = 'horsies:scheduler'")
     return add_overdue_schedule(connection)
 
 
 def _lost_worker(connection: Database) -> RedState:
-    """A lost worker has no explanation, but the task that it ran has one."""
+    """A lost worker has no explanation, but its task has one."""
     worker = add_worker(connection, queues=["mail"], seen_at=ago(600))
     add_snapshot(connection, worker, tasks_running=1, snapshot_at=ago(600))
     task_id = add_task(

@@ -1,4 +1,4 @@
-"""Two PostgreSQL servers, a primary and its synchronous standby, that a test may restart and switch.
+"""Two PostgreSQL servers, a primary and its synchronous standby, which a test can restart and switch.
 
 Commits are acknowledged only when both servers have them, so a promoted standby has every commit that a
 client saw confirmed. Both listen on TCP ports that never change.
@@ -50,7 +50,7 @@ def _binaries() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One of the two servers: its directory and its port."""
+    """One of the two servers, with its directory and port."""
 
     name: str
     directory: Path
@@ -84,7 +84,7 @@ class Server:
         self.control("-l", str(self.directory.with_suffix(".log")), "-o", options, "start")
 
     def wait_for_standby(self, *, is_wanted: bool) -> None:
-        """Acknowledge commits only after the other server has them, or alone."""
+        """Acknowledge commits only after the standby has them, or without a standby."""
         names = "'*'" if is_wanted else "''"
         role = self.directory / "role.conf"
         role.write_text(f"synchronous_standby_names = {names}\n")
@@ -106,12 +106,12 @@ class ReplicatedServer:
             shutil.chown(self._parent, user)
         self.servers = tuple(Server(name, self._parent / name, user) for name in ("a", "b"))
         self.primary, self.standby = self.servers
-        # Only one change at a time, even if several threads ask for one.
+        # Allow one change at a time, even if several threads request changes.
         self._lock = threading.Lock()
 
     @property
     def url(self) -> str:
-        """The address that finds the primary, whichever server it is."""
+        """The URL that connects to the primary, whichever server it is."""
         return two_host_url(server.port for server in self.servers)
 
     def __enter__(self) -> Self:
@@ -142,7 +142,7 @@ class ReplicatedServer:
         shutil.rmtree(self._parent, ignore_errors=True)
 
     def restart(self, mode: StopMode) -> None:
-        """Stop the primary and start it again."""
+        """Stop and restart the primary."""
         with self._lock:
             self.primary.control("-m", mode, "stop")
             self.primary.start()
@@ -159,11 +159,13 @@ class ReplicatedServer:
             self._attach_standby()
 
     def wait_until_whole(self) -> None:
-        """Wait until the primary serves and the standby follows it, as after a crash of the primary."""
+        """Wait until the primary accepts queries and the standby follows it, as after a crash of the
+        primary.
+        """
         wait_until(lambda: _is_whole(self.primary), 60, "the standby follows the primary again")
 
     def _attach_standby(self) -> None:
-        """Make the other server a copy that follows the primary, and wait for it from now on."""
+        """Make the other server a copy that follows the primary; from then on, commits wait for it."""
         primary, standby = self.primary, self.standby
         primary.wait_for_standby(is_wanted=False)
         primary.control("reload")
@@ -177,7 +179,7 @@ class ReplicatedServer:
 
 
 def two_host_url(ports: Iterable[int]) -> str:
-    """The address of the server that takes writes, among those behind these ports."""
+    """Return the URL of the server behind these ports that accepts writes."""
     hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
     return (
         f"postgresql://postgres@{hosts}/postgres"

@@ -1,4 +1,4 @@
-"""The connection route of producers and workers: direct, or through PgBouncer."""
+"""The route of producers and workers to the database: direct, or through PgBouncer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THROUGH_PGBOUNCER = os.environ.get("HORSIES_TEST_POOLER") == "1"
 
 
 def routed(database_url: str) -> AbstractContextManager[Route]:
-    """The connection route of this run's producers and workers: direct, or through a transaction pooler."""
+    """Yield the route of this test run's producers and workers: direct, or through a transaction pooler."""
     return pooled_route(database_url) if THROUGH_PGBOUNCER else nullcontext(Route(database_url))
 
 
@@ -27,7 +27,7 @@ def routed(database_url: str) -> AbstractContextManager[Route]:
 def pooled_route(database_url: str) -> Iterator[Route]:
     """Connect through our own PgBouncer; notifications come directly from the server."""
     with pooled(database_url) as (pooled_url, broker):
-        # A pooler may hand a send to a server connection that has just died.
+        # A pooler may pass a send to a server connection that has just died.
         yield Route(pooled_url, broker, {"resend_on_transient_err": True})
 
 
@@ -40,7 +40,7 @@ def route(process_url: str) -> Iterator[Route]:
 
 @pytest.fixture(scope="session")
 def programs(route: Route) -> Iterator[ModuleType]:
-    """The application of the workers, used for sending; imported once the database is known."""
+    """Import the workers' application, for sends; the database must be known before the import."""
     os.environ[DATABASE_VARIABLE] = route.url
     os.environ[CONFIG_VARIABLE] = json.dumps({"broker": route.broker, **route.producer})
     module = importlib.import_module("tests.support.apps.programs")

@@ -39,7 +39,9 @@ def insert_raw(connection: Database, name: str, args: str, kwargs: str = "{}") -
 
 
 def ago(seconds: float) -> sql.SQL:
-    """Return an expression for the time this many seconds before the database's now, or after it."""
+    """Return an expression for the database's time this many seconds ago; a negative number is in the
+    future.
+    """
     return sql.SQL(f"now() - interval '{float(seconds)} seconds'")
 
 
@@ -156,7 +158,7 @@ def row_of(connection: Database, task_id: str) -> dict[str, Any]:
 
 
 def picture(connection: Database, task_id: str) -> tuple[Any, ...]:
-    """Return the row as it is stored on disk: its version and all of its text."""
+    """Return the stored row: its version and all of its text."""
     found = connection.execute(
         "SELECT xmin::text, ctid::text, task::text FROM horsies_tasks AS task WHERE id = %s",
         (task_id,),
@@ -176,7 +178,7 @@ def attempts_of(connection: Database, task_id: str) -> list[dict[str, Any]]:
 
 
 def add_failed(connection: Database, count: int, code: str = "CARD_REFUSED") -> None:
-    """Insert failed tasks that were sent during the last minutes, each with an id of its send time."""
+    """Insert failed tasks of the last minutes; each id contains the time of its send."""
     connection.execute(
         "INSERT INTO horsies_tasks (id, task_name, queue_name, status, args, kwargs, enqueue_sha, "
         "error_code, created_at, failed_at) "
@@ -189,7 +191,7 @@ def add_failed(connection: Database, count: int, code: str = "CARD_REFUSED") -> 
 
 
 def resent(connection: Database) -> list[int]:
-    """Return the set of counts of how often each failed task was sent again."""
+    """Return the distinct counts of how often a failed task was sent again."""
     found = connection.execute(
         "SELECT DISTINCT (SELECT count(*) FROM horsies_tasks AS again "
         "WHERE again.retried_from_task_id = task.id) FROM horsies_tasks AS task "
@@ -199,7 +201,7 @@ def resent(connection: Database) -> list[int]:
 
 
 def actions(connection: Database) -> list[tuple[Any, ...]]:
-    """The history of changes, without drafts."""
+    """Return the history of changes, without drafts."""
     return connection.execute(
         "SELECT actor, verb, subject, outcome, detail FROM horsies_actions "
         "WHERE outcome <> 'draft' ORDER BY id"
@@ -207,7 +209,7 @@ def actions(connection: Database) -> list[tuple[Any, ...]]:
 
 
 def drafts(connection: Database) -> list[tuple[Any, ...]]:
-    """The dry runs that were never started."""
+    """Return the dry runs that were never started."""
     return connection.execute(
         "SELECT actor, verb, subject FROM horsies_actions WHERE outcome = 'draft' ORDER BY id"
     ).fetchall()

@@ -1,4 +1,4 @@
-"""A task that runs in this process, as far as sends and starts can tell."""
+"""Makes a task the running task of this process, for sends and starts."""
 
 from __future__ import annotations
 

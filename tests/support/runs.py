@@ -54,7 +54,7 @@ def execute_node(
     results: Mapping[str, str],
     kwargs: str | None = None,
 ) -> ChildReport:
-    """Run a node's task as a child does, with these stored results of other nodes by node id.
+    """Run a node's task as a child process does, with these stored results of other nodes by node id.
 
     ``kwargs`` are the stored arguments of an item of a map.
     """
@@ -94,7 +94,7 @@ def wait_for_ends(connection: Connection[Any], seconds: float = 60.0) -> None:
 
 
 def all_runs(connection: Connection[Any]) -> list[RunRow]:
-    """Every run, in the order of ids."""
+    """Return every run in the order of ids."""
     with connection.cursor(row_factory=class_row(RunRow)) as cursor:
         cursor.execute(
             "SELECT id::text, status, parent_workflow_id::text, depth, error "
@@ -110,18 +110,18 @@ def result(connection: Connection[Any], run_id: str) -> Any:
 
 
 def nodes(connection: Connection[Any], run_id: str) -> dict[str, str]:
-    """The status of every node by its id."""
+    """Return the status of every node by its id."""
     rows = read_nodes.fetch(connection, run_id)
     return {row.node_id: row.status for row in rows}
 
 
 def problems(connection: Connection[Any]) -> list[str]:
-    """The inconsistencies of open runs."""
+    """Return the inconsistencies of open runs."""
     return [row.problem for row in find_broken_runs.fetch(connection, 100)]
 
 
 def deadlocks(connection: Connection[Any]) -> int:
-    """Return how many deadlocks the server has resolved."""
+    """Return the number of deadlocks that the server has resolved."""
     (row,) = connection.execute(
         "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     )
@@ -129,7 +129,7 @@ def deadlocks(connection: Connection[Any]) -> int:
 
 
 def end_runs(connection: Connection[Any]) -> None:
-    """Let every task of every run succeed until no run is open."""
+    """Run all tasks of all runs successfully until no run is open."""
     while connection.execute(
         "UPDATE horsies_tasks SET status = 'COMPLETED', result = '{\"ok\":\"done\"}' "
         "WHERE status = 'PENDING' AND workflow_id IS NOT NULL"

@@ -1,4 +1,4 @@
-"""A real server with the interface of S3, and in front of it a gate that can be closed."""
+"""A real server with the S3 interface, behind a gate that can be closed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _answers(port: int) -> bool:
 
 
 class Bucket:
-    """A bucket behind its own gate; while the gate is closed, the server refuses connections."""
+    """A bucket behind its own gate; a closed gate rejects connections."""
 
     def __init__(self, port: int, name: str) -> None:
         import boto3
@@ -81,7 +81,7 @@ class Bucket:
 
     @property
     def place(self) -> str:
-        """The store, as ``apps.confidential`` reads it."""
+        """The store's value for the environment of ``apps.confidential``."""
         return f"{self.endpoint_url}/{self.name}"
 
     def __enter__(self) -> Self:
@@ -93,11 +93,11 @@ class Bucket:
         self.client.close()
 
     def open(self) -> None:
-        """Let requests through, on the same port as before."""
+        """Open the gate again, on the same port."""
         self._gate = _Gate(self._port, self._server_port)
 
     def close(self) -> None:
-        """Cut all connections and refuse new ones."""
+        """Cut all connections and reject new ones."""
         if self._gate is not None:
             self._gate.stop()
             self._gate = None
@@ -137,7 +137,7 @@ class _Gate(socketserver.ThreadingTCPServer):
             for one in self.sockets:
                 with suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
-        self.server_close()  # waits for the forwarding threads
+        self.server_close()  # Stopping waits for the forwarding threads.
 
 
 class _Forwarder(socketserver.BaseRequestHandler):

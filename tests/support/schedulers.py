@@ -1,6 +1,6 @@
-"""Schedulers as processes, and checks of the slots they must have fired. A schedule's slots are counted
-from the one on record before any scheduler starts, so that every slot is known beforehand: each must be
-fired exactly once.
+"""Schedulers as processes, and checks of their fired slots. A schedule's slots are counted from the slot
+stored before any scheduler starts, so that all slots are known in advance; each must be fired exactly
+once.
 """
 
 from __future__ import annotations
@@ -20,24 +20,22 @@ from tests.support.database import Database
 from tests.support.workers import Fleet, RunningWorker
 
 APPLICATION = "tests.support.apps.scheduled:app"
-# The variable names a file; while the file exists, the slow workflow is not built.
+# The variable with the name of a file; while the file exists, the slow workflow is not built.
 GATE_VARIABLE = "HORSIES_TEST_BUILD_GATE"
 
-# How many schedules the application has, and their interval: sending ten thousand tasks takes seconds.
+# The number of schedules and their interval; sending ten thousand tasks takes seconds.
 MANY = int(os.environ.get("HORSIES_TEST_SCHEDULES", "300"))
 MANY_SECONDS = 2 if MANY <= 1_000 else 30
 
 
 def every(seconds: int, name: str, **fields: Any) -> dict[str, Any]:
-    """Return a schedule as JSON: it sends a task that does nothing at this interval, and catches up on
-    missed slots.
-    """
+    """Return a schedule as JSON; it sends a no-op task at this interval and catches up on missed slots."""
     defaults = {"name": name, "task_name": "noop", "catch_up_missed": True}
     return defaults | {"pattern": {"type": "interval", "seconds": seconds}} | fields
 
 
 def config_of(*schedules: Mapping[str, Any], interval: int = 1) -> dict[str, Any]:
-    """The configuration of an application with these schedules."""
+    """Return the configuration of an application with these schedules."""
     return {
         "schedule": {"schedules": list(schedules), "check_interval_seconds": interval},
         "resilience": {"db_retry_initial_ms": 100, "db_retry_max_ms": 500},
@@ -77,7 +75,7 @@ class Sent:
 
 
 def sent(connection: Database, name: str | None = None) -> list[Sent]:
-    """The tasks that schedules have sent, by schedule and slot."""
+    """Return the tasks that schedules have sent, by schedule and slot."""
     rows = connection.execute(
         "SELECT schedule_name, scheduled_for, created_at, status FROM horsies_tasks "
         "WHERE scheduled_for IS NOT NULL AND (%(name)s::text IS NULL OR schedule_name = %(name)s) "
@@ -88,12 +86,12 @@ def sent(connection: Database, name: str | None = None) -> list[Sent]:
 
 
 def slots(connection: Database, name: str) -> list[datetime]:
-    """The slots of one schedule that have become tasks."""
+    """Return the slots of one schedule for which a task exists."""
     return [one.slot for one in sent(connection, name)]
 
 
 def enter(connection: Database, app: Horsies, config: Mapping[str, Any]) -> dict[str, datetime]:
-    """Store the schedules, as the first scheduler would; return the first slot of each."""
+    """Store the schedules as the first scheduler would; return the first slot of each schedule."""
     settings = AppConfig(broker=app.config.broker, schedule=config["schedule"])
     registry = Registry.of(settings, app.definitions(), APPLICATION, app)
     run_script(connection, store_configured(registry, at_start=True))
@@ -101,7 +99,7 @@ def enter(connection: Database, app: Horsies, config: Mapping[str, Any]) -> dict
 
 
 def next_slots(connection: Database) -> dict[str, datetime]:
-    """The next slot of every stored schedule."""
+    """Return the next slot of every stored schedule."""
     rows = connection.execute("SELECT schedule_name, next_run_at FROM horsies_schedule_state")
     return {name: moment.astimezone(UTC) for name, moment in rows}
 
@@ -109,8 +107,8 @@ def next_slots(connection: Database) -> dict[str, datetime]:
 def check_books(
     connection: Database, first: Mapping[str, datetime], seconds: Mapping[str, int]
 ) -> int:
-    """Check that every slot from the first to the next stored one has become one task; return their
-    number.
+    """Check that every slot from the first to the next stored slot has one task; return the number of
+    slots.
     """
     following = next_slots(connection)
     counts = dict(

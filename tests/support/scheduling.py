@@ -29,7 +29,7 @@ from tests.support.database import Database
 MakeApp: TypeAlias = Callable[..., Horsies]
 
 OWNER = "tests:app"
-# A minute so long ago that nothing in a test is due twice by accident.
+# A minute in the distant past, so that no second slot becomes due by accident.
 LONG_AGO = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
 
@@ -132,7 +132,7 @@ def enter(connection: Database, app: Horsies, *, at_start: bool = True) -> Regis
 
 
 def refresh(connection: Database, registry: Registry, *, has_watched: bool = True) -> None:
-    """Run the job that a scheduler runs every minute."""
+    """Run a scheduler's minutely job."""
     script = store_configured(registry, at_start=False, has_watched=lambda: has_watched)
     run_script(connection, script)
 
@@ -145,7 +145,7 @@ def tick(
 
 
 def tick_at_once(url: str, registry: Registry, schedulers: int, times: int) -> None:
-    """Tick this many times in each of several schedulers, which start at the same time."""
+    """Tick this many times in each of several schedulers that start at the same time."""
     gate = threading.Barrier(schedulers)
 
     def serve(_: int) -> None:
@@ -155,11 +155,11 @@ def tick_at_once(url: str, registry: Registry, schedulers: int, times: int) -> N
                 tick(own, registry)
 
     with ThreadPoolExecutor(schedulers) as threads:
-        list(threads.map(serve, range(schedulers)))  # raises the first exception of a scheduler
+        list(threads.map(serve, range(schedulers)))  # Raise the first exception of a scheduler.
 
 
 def state(connection: Database, name: str = "report") -> dict[str, Any]:
-    """The record of a schedule, with times in UTC."""
+    """Return the stored state of a schedule, with times in UTC."""
     with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
         row = cursor.execute(
             "SELECT * FROM horsies_schedule_state WHERE schedule_name = %s", (name,)
@@ -173,7 +173,7 @@ def in_utc(value: Any) -> Any:
 
 
 def make_due(connection: Database, due_at: datetime, *names: str) -> None:
-    """Pretend that the next slot of these schedules, or of all, is at this time."""
+    """Set the next slot of these schedules, or of all schedules, to this time."""
     connection.execute(
         "UPDATE horsies_schedule_state SET next_run_at = %s "
         "WHERE %s::text[] = '{}' OR schedule_name = ANY(%s)",
@@ -192,12 +192,12 @@ def ago(connection: Database, seconds: float) -> datetime:
 
 
 def tasks(connection: Database, name: str | None = "report") -> list[dict[str, Any]]:
-    """The tasks of a schedule, or of all, by slot."""
+    """Return the tasks of a schedule, or of all schedules, by slot."""
     return _by_slot(connection, "horsies_tasks", name)
 
 
 def runs(connection: Database, name: str | None = "books") -> list[dict[str, Any]]:
-    """The runs of a schedule, or of all, by slot."""
+    """Return the runs of a schedule, or of all schedules, by slot."""
     return _by_slot(connection, "horsies_workflows", name)
 
 

@@ -11,12 +11,12 @@ from tests.support.workers import RunningWorker
 
 
 def port_of(worker: RunningWorker) -> int:
-    """Return where a worker that was started with `--metrics-port 0` serves its metrics."""
+    """Return the port on which a worker with `--metrics-port 0` serves its metrics."""
     return int(worker.wait_for("metrics_served")["port"])
 
 
 def scraped(port: int) -> dict[str, Any]:
-    """The families of metrics by name."""
+    """Return the scraped families of metrics by name."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
         text = response.read().decode()
     return {family.name: family for family in text_string_to_metric_families(text)}

@@ -19,7 +19,7 @@ LLMS = DOCS / "llms.txt"
 
 @dataclass(frozen=True)
 class Entry:
-    """A page in the navigation: its tab, the group in it, its title and its file below docs/."""
+    """A page in the navigation: its tab, its group, its title and its file below docs/."""
 
     tab: str
     group: str
@@ -32,7 +32,7 @@ class Entry:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads mkdocs.yml, whose settings may name Python functions, without calling them."""
+    """Reads mkdocs.yml without calling the Python functions that its settings may name."""
 
 
 _Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)

@@ -1,7 +1,5 @@
-"""Slots found the slow way: read the local clock in every minute and check whether it matches.
-
-Written without the arithmetic under test: only zoneinfo's conversion from UTC, and the patterns' own
-fields.
+"""Finds slots by brute force: checks for every minute whether the local time matches. Independent of the
+arithmetic under test, it uses only zoneinfo's conversion from UTC and the patterns' own fields.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ MONTH_NAMES = [name.lower() for name in calendar.month_name][1:]
 def slots(
     pattern: Any, since: datetime, until: datetime, zone: str, gap: str = "skip"
 ) -> list[datetime]:
-    """All slots after `since` and not after `until`, by looking at every minute in between."""
+    """Return all slots after `since` and not after `until`, by checking every minute between them."""
     place = ZoneInfo(zone)
     found = []
     moment = since.replace(second=second_of(pattern), microsecond=0) - MINUTE
@@ -45,17 +43,19 @@ def slots(
 
 
 def is_slot(pattern: Any, local: datetime) -> bool:
-    """A repeated time counts once, the first time, unless the pattern steps through the hours."""
+    """Return whether a time is a slot. A repeated time counts only the first time, unless the pattern
+    fires in every hour.
+    """
     return matches(pattern, local) and (local.fold == 0 or goes_through_hours(pattern))
 
 
 def shifted(pattern: Any, before: datetime, local: datetime) -> Iterator[datetime]:
-    """Return the first time after the clock goes forward, if a skipped time matches."""
+    """Return the first time after the clock is set forward, if a skipped time matches."""
     assert before.tzinfo is not None
     leap = (local.utcoffset() or timedelta()) - (before.utcoffset() or timedelta())
     if leap <= timedelta():
         return
-    # The clock changes on a whole minute; the pattern may ask for another second.
+    # The clock changes at a whole minute, but the pattern may fire at another second.
     end = local.replace(second=0)
     missing = end.replace(tzinfo=None) - leap
     while missing < end.replace(tzinfo=None):

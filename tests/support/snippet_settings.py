@@ -1,8 +1,7 @@
-"""The settings of code blocks that need more than their page: each runs its blocks and checks what they did.
-
-Such a block has a mark in its page, as in `python with-setting`. `SETTINGS` has one function per page;
-it is given the text of these blocks in order, the address of a database with empty tables, and a
-directory.
+"""The settings of code blocks that cannot run with their page alone; each setting runs its blocks and
+checks their effects. Such a block has a mark in its page, as in `python with-setting`. `SETTINGS` has
+one function per page. It receives the text of these blocks in order, the URL of a database with empty
+tables, and a directory.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ Names: TypeAlias = dict[str, Any]
 
 
 def run(text: str, names: Names) -> Names:
-    """Run a block with these names, which it may add to."""
+    """Run a block with these names; the block may add names."""
     exec(compile(text, "a block", "exec", dont_inherit=True), names)
     return names
 
 
 @contextmanager
 def modules(**contents: ModuleType | SimpleNamespace) -> Iterator[None]:
-    """Modules that can be imported until the end of the block; `shop__background` is `shop.background`."""
+    """Make modules importable during the block; `shop__background` is `shop.background`."""
     named = {name.replace("__", "."): module for name, module in contents.items()}
     before = {name: sys.modules.get(name) for name in named}
     sys.modules.update(named)  # type: ignore[arg-type]
@@ -57,7 +56,7 @@ def modules(**contents: ModuleType | SimpleNamespace) -> Iterator[None]:
 
 
 def orders_table(url: str) -> psycopg.Connection[Any]:
-    """A connection, and a new table `orders` with order 7."""
+    """Yield a connection, after creating a table `orders` with order 7."""
     connection = psycopg.connect(url, autocommit=True)
     connection.execute("DROP TABLE IF EXISTS orders, refunds")
     connection.execute(
@@ -80,7 +79,7 @@ class Refund(_Base):
 
 
 class Payments:
-    """A payment service that remembers the keys it was given."""
+    """A payment service that remembers its idempotency keys."""
 
     def __init__(self) -> None:
         self.keys: dict[str, int] = {}
@@ -91,7 +90,7 @@ class Payments:
 
 
 def exactly_once(texts: list[str], url: str, _: Path) -> None:
-    """The tasks write the rows of order 7 and commit with them."""
+    """Check that the tasks write the rows of order 7 and commit with them."""
     payments, engine = Payments(), create_engine(alchemy_url(url))
     names: Names = {"Session": Session, "engine": engine, "Refund": Refund, "payments": payments}
     names |= {"__name__": "booking", "current_task": current_task}
@@ -110,7 +109,7 @@ def exactly_once(texts: list[str], url: str, _: Path) -> None:
 
 
 def engine_at_import(texts: list[str], url: str, _: Path) -> None:
-    """Run the task that the page warns about; here parent and child are one process."""
+    """Run the task that the page warns about, with parent and child in one process."""
     (text,) = texts
     engine, app = create_engine(alchemy_url(url)), Horsies(url)
     database = SimpleNamespace(engine=lambda: engine)
@@ -119,12 +118,12 @@ def engine_at_import(texts: list[str], url: str, _: Path) -> None:
         sent = names["report"].enqueue()
         run_pending(app)
     assert names["connections"] is engine
-    assert sent.get(0).is_err()  # The body `...` returns None, which is not an int
+    assert sent.get(0).is_err()  # The body `...` returns None, which is not an int.
     engine.dispose()
 
 
 def django_block(texts: list[str], url: str, _: Path) -> None:
-    """A send inside `atomic()` of Django is committed with the order."""
+    """Check that a send inside Django's `atomic()` commits with the order."""
     (text,) = texts
     configure_django(url)
     app, saved = Horsies(url), []
@@ -143,7 +142,7 @@ def django_block(texts: list[str], url: str, _: Path) -> None:
 
 
 def durable_tests(texts: list[str], url: str, directory: Path) -> None:
-    """The waits of a durable function are skipped, and its record is replayed."""
+    """Skip the waits of a durable function, and replay its record."""
     skipped, replayed = texts
     first = blocks(page("durable-functions.md"))[0].text.replace('"embedded://"', "")
     names: Names = {"__name__": "accounts", "run_pending": run_pending, "clock_of": clock_of}
@@ -157,8 +156,8 @@ def durable_tests(texts: list[str], url: str, directory: Path) -> None:
 
 
 def send_from_sql(texts: list[str], url: str, directory: Path) -> None:
-    """Send from pg_cron, which is replaced by a function that records the command, and as a role with
-    the rights.
+    """Send from pg_cron, replaced by a function that records the command, and as a role with the
+    documented rights.
     """
     scheduled, rights = texts
     make_files({"tasks.py": files(page("sending-from-sql.md"))["tasks.py"]}, directory)
@@ -178,7 +177,7 @@ def send_from_sql(texts: list[str], url: str, directory: Path) -> None:
 
 
 def send_with_rights(connection: psycopg.Connection[Any], rights: str, command: str) -> None:
-    """Send as the owner, and as a role that has only the rights of the page."""
+    """Send as the owner, and as a role with only the documented rights."""
     connection.execute(command.encode())
     role = f"shop_trigger_{os.getpid()}"
     here = rights.replace("horsies.horsies_", "horsies_").replace("SCHEMA horsies", "SCHEMA public")
@@ -193,7 +192,9 @@ def send_with_rights(connection: psycopg.Connection[Any], rights: str, command: 
 
 
 def celery_beside_horsies(texts: list[str], url: str, _: Path) -> None:
-    """Send a Horsies task from a Celery task; the decorator of Celery only returns the function."""
+    """Send a Horsies task from a Celery task, whose decorator is replaced by one that returns the
+    function.
+    """
     (text,) = texts
     app = Horsies(url)
 
@@ -208,7 +209,7 @@ def celery_beside_horsies(texts: list[str], url: str, _: Path) -> None:
     assert run_pending(app).completed == 1
 
 
-# The provider of a process is set once, so the block about it runs in a separate process.
+# A process can set its provider only once, so the block about it runs in a separate process.
 _BEFORE_TRACING = """
 import sys, types
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -248,7 +249,7 @@ app.close()
 
 
 def tracing(texts: list[str], url: str, _: Path) -> None:
-    """The provider of the page exports spans to memory, and Sentry's hooks run around a task."""
+    """Check that the page's provider exports spans to memory, and that Sentry's hooks run around a task."""
     installed, sentry = texts
     assert printed_by(_BEFORE_TRACING + installed + _AFTER_TRACING) == "a span of shop\n"
     examples = str(REPOSITORY / "examples")
@@ -256,7 +257,7 @@ def tracing(texts: list[str], url: str, _: Path) -> None:
 
 
 def printed_by(script: str, *arguments: str) -> str:
-    """Run a script that changes its whole process, as tracers do, and return what it prints."""
+    """Run a script that changes its whole process, as tracers do, and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Spans of a worker's processes, exported to a file that the environment names, one per line."""
+"""Spans of a worker's processes, exported one per line to a file named in the environment."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Span(NamedTuple):
 
 def read_spans(path: Path) -> list[Span]:
     spans = []
-    # The text after the last line feed is still being written.
+    # The text after the last line feed is incomplete.
     written, _, _ = path.read_text().rpartition("\n")
     for line in written.splitlines():
         found = json.loads(line)

@@ -1,4 +1,4 @@
-"""The spans of one test, kept in memory; the tracer provider of the process stays as it is."""
+"""The spans of one test, kept in memory, without replacing the process's tracer provider."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> TracerProvider:
-    """The provider of every tracer that the test asks for."""
+    """Return the provider for all tracers of the test."""
     provider = TracerProvider(shutdown_on_exit=False)
     monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
     return provider

@@ -1,4 +1,4 @@
-"""All declared statements, and a count of those that the library sends over any connection."""
+"""All declared statements, and the number of statements that the library sends over any connection."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def counted() -> Iterator[list[str]]:
 
 
 def named(step: Step) -> SimpleNamespace:
-    """The parameters of a step under their names."""
+    """Return the parameters of a step by name."""
     statement, params = step
     return SimpleNamespace(**statement.mapping(params))
 
@@ -61,7 +61,7 @@ FINISH = Statement(
 
 @contextmanager
 def traced(connection: Connection[Any] | AsyncConnection[Any]) -> Iterator[Counter[str]]:
-    """Count the protocol messages on a connection during the block, from libpq's own trace; read them
+    """Count the protocol messages of a connection during the block with libpq's trace; read the counts
     afterwards.
     """
     messages: Counter[str] = Counter()
@@ -75,7 +75,7 @@ def traced(connection: Connection[Any] | AsyncConnection[Any]) -> Iterator[Count
 
 
 def count_statements(connection: Connection[Any], work: Any) -> int:
-    """How many statements the server was asked to execute during the block."""
+    """Count the statements that the server executes during the block."""
     with traced(connection) as messages:
         work()
     return messages["Execute"] + messages["Query"]
@@ -87,7 +87,7 @@ SQL_FILES = sorted(
 
 
 def catalogue_of(file_name: str) -> StatementFile:
-    """Return the declarations for a file: horsies.db has a module of the same name."""
+    """Return the declarations of a file; horsies.db has a module of the same name."""
     module = import_module(f"horsies.db.statements.{file_name.removesuffix('.sql')}")
     (catalogue,) = (
         value

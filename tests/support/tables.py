@@ -1,4 +1,4 @@
-"""Reading tasks and attempts, waiting for them, and a trigger that records every change of status."""
+"""Reads tasks and attempts, waits for them, and installs a trigger that records every change of status."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.pgbouncer import client_names, server_pids
 from tests.support.wait import wait_until
 from tests.support.workers import Fleet, RunningWorker
 
-# A task or an attempt as a named tuple of the columns below.
+# A task or an attempt as a named tuple of its columns.
 TaskRow: TypeAlias = Any
 AttemptRow: TypeAlias = Any
 
@@ -30,7 +30,7 @@ ATTEMPT_COLUMNS = """task_id::text, attempt, outcome, will_retry, error_code, er
 
 
 def tasks(connection: Database, status: str | None = None) -> list[TaskRow]:
-    """All tasks, or those with a status, in the order in which they were sent."""
+    """Return all tasks, or the tasks with a status, in the order of their sends."""
     with connection.cursor(row_factory=namedtuple_row) as cursor:
         cursor.execute(
             f"SELECT {TASK_COLUMNS} FROM horsies_tasks "
@@ -49,7 +49,7 @@ def task(connection: Database, task_id: str) -> TaskRow:
 
 
 def attempts(connection: Database, task_id: str | None = None) -> list[AttemptRow]:
-    """All recorded attempts, or those of one task, first attempt first."""
+    """Return all recorded attempts, or the attempts of one task, first attempt first."""
     with connection.cursor(row_factory=namedtuple_row) as cursor:
         cursor.execute(
             f"SELECT {ATTEMPT_COLUMNS} FROM horsies_task_attempts "
@@ -60,7 +60,7 @@ def attempts(connection: Database, task_id: str | None = None) -> list[AttemptRo
 
 
 def count(connection: Database, *statuses: str) -> int:
-    """How many tasks have one of these statuses."""
+    """Return the number of tasks with one of these statuses."""
     row = connection.execute(
         "SELECT count(*) FROM horsies_tasks WHERE status = ANY(%s)", (list(statuses),)
     ).fetchone()
@@ -69,7 +69,7 @@ def count(connection: Database, *statuses: str) -> int:
 
 
 def widest_window(connection: Database) -> int:
-    """The most tasks that one child holds at this moment."""
+    """Return the current maximum number of tasks in a child."""
     rows = connection.execute(
         "SELECT count(*) FROM horsies_tasks WHERE status = 'RUNNING' GROUP BY worker_pid"
     ).fetchall()
@@ -89,7 +89,7 @@ def wait_for_status(
 
 
 def leases(connection: Database) -> list[datetime]:
-    """When the claims of the tasks that wait in a worker expire."""
+    """Return the expiry times of the leases of tasks that wait in a worker."""
     found = connection.execute(
         "SELECT claim_expires_at FROM horsies_tasks WHERE status = 'CLAIMED'"
     )
@@ -107,8 +107,8 @@ def wait_until_empty(connection: Database, seconds: float = 60.0) -> None:
 
 
 def held_connections(fleet: Fleet, connection: Database, name: str) -> int:
-    """How many connections with an application name that begins like this our processes hold, to the
-    server or to the pooler in front of it. The pooler's own connections do not count.
+    """Return the number of our processes' connections whose application name begins with this text, to
+    the server or to the pooler. The pooler's own connections do not count.
     """
     pids = set(backends(connection, f"{name}%"))
     if not fleet.is_pooled:
@@ -117,8 +117,8 @@ def held_connections(fleet: Fleet, connection: Database, name: str) -> int:
     return len(clients) + len(pids - server_pids(fleet.way.url))
 
 
-# The effect of recovery on a dead worker's tasks: a task whose policy lists the crash runs again, any
-# other task has failed.
+# The effect of recovery on a dead worker's tasks: a task runs again if its policy lists the crash,
+# otherwise it has failed.
 RECOVER = """
 WITH dead AS MATERIALIZED (
     SELECT id, retry_count < max_retries AS again FROM horsies_tasks WHERE status = 'RUNNING' FOR UPDATE),
@@ -142,12 +142,12 @@ RETURNING task_id::text, attempt
 
 
 def recover_dead_workers(connection: Database) -> list[tuple[str, int]]:
-    """Recover the tasks of dead workers; return the attempts that this ended."""
+    """Recover the tasks of dead workers; return the attempts that the recovery ended."""
     return list(connection.execute(RECOVER))
 
 
 def stop_family(worker: RunningWorker, connection: Database, task_id: str) -> list[int]:
-    """Freeze a worker and the child that runs the task, and end the worker's session."""
+    """Freeze a worker and the task's child, and end the worker's session."""
     (child,) = connection.execute(
         "SELECT worker_pid FROM horsies_tasks WHERE id = %s", (task_id,)
     ).fetchone() or (0,)
@@ -176,7 +176,7 @@ DROP TRIGGER e2e_witness ON horsies_tasks; DROP FUNCTION e2e_witness; DROP TABLE
 
 @contextmanager
 def witnessed(connection: Database) -> Iterator[None]:
-    """Have the database itself record every change of a task's status."""
+    """Make the database record every change of a task's status."""
     connection.execute(WITNESS)
     try:
         yield
@@ -185,7 +185,7 @@ def witnessed(connection: Database) -> Iterator[None]:
 
 
 def transitions(connection: Database) -> dict[str, list[tuple[str, str]]]:
-    """The recorded changes of every task, in order."""
+    """Return the recorded changes of every task in order."""
     found: dict[str, list[tuple[str, str]]] = {}
     for task_id, was, became in connection.execute(
         "SELECT task_id::text, was, became FROM e2e_transitions ORDER BY number"
@@ -195,9 +195,7 @@ def transitions(connection: Database) -> dict[str, list[tuple[str, str]]]:
 
 
 def assert_each_ended_once(connection: Database) -> None:
-    """Check that every task has reached one terminal status, once, and that nothing changed it
-    afterwards.
-    """
+    """Check that every task reached one terminal status once, and did not change afterwards."""
     terminal = {"COMPLETED", "FAILED", "CANCELLED", "EXPIRED"}
     changes = transitions(connection)
     finals = Counter(one.task_id for one in attempts(connection) if not one.will_retry)

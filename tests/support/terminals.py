@@ -1,4 +1,4 @@
-"""Commands in their own terminal: a pty with a session, job control and Ctrl-C."""
+"""Commands in their own terminal: a pseudo-terminal with a session, job control and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import psutil
 from tests.support.wait import wait_until
 
 CTRL_C = "\x03"
-# A session leader without a terminal gets the first one that it opens.
+# A session leader without a terminal gets the first terminal that it opens.
 TAKE_TERMINAL = 'exec "$@" <"$0"'
 
 
 class Terminal:
-    """A command in the foreground of a terminal; everything it starts is gone after ``destroy``."""
+    """A command in the foreground of a terminal; ``destroy`` ends all processes that it started."""
 
     def __init__(
         self,
@@ -47,14 +47,15 @@ class Terminal:
         self._seen: dict[int, psutil.Process] = {}
 
     def read(self) -> str:
-        """Everything that has been shown so far."""
-        with suppress(OSError):  # nothing new was shown, or every process has closed the terminal
+        """Return the terminal's output so far."""
+        # There is no new output, or every process has closed the terminal.
+        with suppress(OSError):
             while data := os.read(self._master, 1 << 16):
                 self.shown += data.decode(errors="replace")
         return self.shown
 
     def wait_for(self, text: str, *, times: int = 1) -> None:
-        """Wait until this text has been shown this many times."""
+        """Wait until the terminal has shown this text this many times."""
         wait_until(
             lambda: self.read().count(text) >= times, 60.0, lambda: f"{text!r} in {self.shown}"
         )
@@ -64,19 +65,19 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def close(self) -> None:
-        """Close the window: the kernel reports a hang-up to the processes in the foreground."""
+        """Close the terminal, so that the kernel sends SIGHUP to the foreground processes."""
         os.close(self._master)
         self._master = os.open(os.devnull, os.O_RDWR)
 
     def wait(self) -> int:
         """Wait for the end and return the exit code."""
-        # An unread terminal would block its writers.
+        # Read the terminal, because its writers would block otherwise.
         wait_until(lambda: self.read() is None or self.process.poll() is not None, 60.0, self.read)
         self.read()
         return self.process.wait()
 
     def family(self) -> list[psutil.Process]:
-        """The processes that it started and that are still alive."""
+        """Return the live processes that the command started."""
         with suppress(psutil.NoSuchProcess):
             for one in psutil.Process(self.process.pid).children(recursive=True):
                 self._seen[one.pid] = one
@@ -87,6 +88,7 @@ class Terminal:
         self.process.kill()
         self.process.wait()
         for one in family:
-            with suppress(psutil.NoSuchProcess):  # identified by start time as well as by number
+            # Identify processes by start time as well as by process id.
+            with suppress(psutil.NoSuchProcess):
                 one.kill()
         os.close(self._master)

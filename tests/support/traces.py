@@ -1,4 +1,4 @@
-"""A person's data in every column that may contain it, and a search for the person in a dump of every
+"""Writes a person's data into every column that may contain it, and searches for it in a dump of every
 table.
 """
 
@@ -15,8 +15,8 @@ from tests.support.rows import add_attempt, add_run, add_task
 
 PERSON = "anna-1984"
 
-# Columns with names, codes, places and identities of processes, which are not personal data. The person
-# is written into every other text column, so that a new column must be erased or listed here.
+# Columns with names, codes, places and process identities, which are not personal data. All other
+# text columns get the person's data, so that a new column must be erased or listed here.
 _KEPT: dict[str, set[str]] = {
     "horsies_tasks": {
         *("task_name", "queue_name", "status", "error_code", "fingerprint", "schedule_name"),
@@ -59,14 +59,14 @@ def tables(database: Database) -> list[str]:
 
 
 def traces(database: Database, person: str = PERSON) -> list[str]:
-    """The rows of all tables that mention the person, as table and text."""
+    """Return the rows of all tables that mention the person, as table and text."""
     return [
         f"{table}: {text}"
         for table in tables(database)
         for (text,) in database.execute(
             sql.SQL("SELECT row::text FROM {} AS row").format(sql.Identifier(table))
         ).fetchall()
-        # Bytes are shown in hexadecimal digits.
+        # Dumps show bytes as hexadecimal digits.
         if person in text or person.encode().hex() in text
     ]
 
@@ -154,7 +154,7 @@ def _add_records(database: Database, task_id: str) -> None:
 
 
 def plant(database: Database) -> None:
-    """Write the person into every column that may contain personal data."""
+    """Write the person's data into every column that may contain personal data."""
     for table, column, kind in _personal_columns(database):
         value = PERSON if column.endswith("_key") else json.dumps({"customer": PERSON})
         written = sql.Literal([value] if kind == "ARRAY" else value)

@@ -1,4 +1,4 @@
-"""The table that tasks of the application `booking` write to, compared with the tasks."""
+"""The table that tasks of the application `booking` write to, and its comparison with the tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.tables import attempts
 from tests.support.workers import Fleet
 
 APPLICATION = "tests.support.apps.booking:app"
-# The sessions of tasks, with the id of their task while one runs.
+# The sessions of tasks, with the id of the running task.
 TX_ROLE = "horsies:child-tx%"
 # The sessions that tasks open themselves.
 OWN_ROLE = "booking"
@@ -24,7 +24,7 @@ EFFECTS = """CREATE TABLE bookings (
     number integer NOT NULL, attempt integer NOT NULL, task_id uuid NOT NULL,
     CONSTRAINT positive CHECK (number > -1),
     CONSTRAINT once UNIQUE (number) DEFERRABLE INITIALLY DEFERRED)"""
-# Per task: its effects, whether it is completed, and the tasks it has sent.
+# Per task: its effects, whether it completed, and the tasks that it sent.
 _DIFFERENCES = """
     SELECT task.id::text, task.status, coalesce(effect.number, 0), coalesce(receipt.number, 0)
     FROM horsies_tasks AS task
@@ -34,7 +34,8 @@ _DIFFERENCES = """
         SELECT args, count(*) AS number FROM horsies_tasks WHERE task_name = 'receipt' GROUP BY args
     ) AS receipt ON receipt.args = task.args
     WHERE task.task_name = %s"""
-# The test holds this advisory lock to block statements on the table `bookings`, or commits that change it.
+# The test holds this advisory lock to block statements on the table `bookings`, or commits that
+# change it.
 GATE = 4711
 _GATES = {
     "write": "CREATE TRIGGER e2e_gate BEFORE INSERT ON bookings FOR EACH ROW EXECUTE FUNCTION e2e_gate()",
@@ -48,7 +49,9 @@ BEGIN PERFORM pg_advisory_xact_lock_shared({GATE}); RETURN NEW; END $$"""
 
 @contextmanager
 def closed_gate(connection: Database, point: str = "commit") -> Iterator[None]:
-    """Tasks wait inside their INSERT, or in COMMIT after the outcome is recorded, until ``open_gate``."""
+    """Make tasks wait in their INSERT, or in COMMIT after their outcome is recorded, until
+    ``open_gate``.
+    """
     close_gate(connection, point)
     try:
         yield
@@ -58,7 +61,7 @@ def closed_gate(connection: Database, point: str = "commit") -> Iterator[None]:
 
 
 def close_gate(connection: Database, point: str = "commit") -> None:
-    """Close the gate until ``open_gate``, or until the server of this connection is gone."""
+    """Close the gate until ``open_gate``, or until this connection's server is gone."""
     connection.execute(_FUNCTION)
     connection.execute(_GATES[point].encode())
     connection.execute("SELECT pg_advisory_lock(%s)", (GATE,))
@@ -69,12 +72,12 @@ def open_gate(connection: Database) -> None:
 
 
 def waits_at_gate(connection: Database, role: str = TX_ROLE) -> list[int]:
-    """The sessions of tasks that wait at the gate."""
+    """Return the sessions of tasks that wait at the gate."""
     return _waiting(connection, role, "advisory")
 
 
 def waits_for_row(connection: Database, role: str = TX_ROLE) -> list[int]:
-    """The sessions of tasks that wait for a row that another session has locked."""
+    """Return the sessions of tasks that wait for a row lock of another session."""
     return _waiting(connection, role, "transactionid", "tuple")
 
 
@@ -89,13 +92,13 @@ def _waiting(connection: Database, role: str, *events: str) -> list[int]:
 
 @contextmanager
 def effects_table(connection: Database) -> Iterator[None]:
-    """The table `bookings`, empty, for the duration of a block."""
+    """Create the empty table `bookings` for the duration of the block."""
     connection.execute("DROP TABLE IF EXISTS bookings")
     connection.execute(EFFECTS)
     try:
         yield
     finally:
-        # A worker that the test has frozen would keep the table locked.
+        # A worker that the test froze would keep the table locked.
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE (application_name LIKE %s OR application_name = %s AND state <> 'idle') "
@@ -111,7 +114,7 @@ def bookings(connection: Database) -> list[int]:
 
 
 def assert_effects_match(connection: Database, task_name: str) -> None:
-    """Check that each completed task has one effect and one receipt, and that every other task has none."""
+    """Check that each completed task has one effect and one receipt, and every other task has neither."""
     rows = connection.execute(_DIFFERENCES, (task_name,)).fetchall()
     wrong = [row for row in rows if {row[2], row[3]} != {int(row[1] == "COMPLETED")}]
     assert rows
@@ -119,7 +122,7 @@ def assert_effects_match(connection: Database, task_name: str) -> None:
 
 
 def seeded_dice() -> random.Random:
-    """Random choices that the printed seed makes repeatable."""
+    """Return a random generator that the printed seed makes repeatable."""
     seed = random.SystemRandom().randint(0, 1 << 32)
     print(f"seed {seed}")
     return random.Random(seed)
@@ -128,7 +131,7 @@ def seeded_dice() -> random.Random:
 def add_bookings(
     connection: Database, booking: ModuleType, numbers: Iterable[int], dice: random.Random
 ) -> None:
-    """Store tasks that write these numbers, every other one for an async child."""
+    """Store tasks that write these numbers, every second task for an async child."""
     for number in numbers:
         is_async = number % 2 == 1
         columns = {
@@ -141,7 +144,7 @@ def add_bookings(
 
 
 def journal_of(fleet: Fleet) -> Counter[tuple[str, int]]:
-    """How often the code of each attempt has started, by task and attempt."""
+    """Return how often the code of each attempt started, by task and attempt."""
     path = fleet.journal.path
     lines = path.read_text().splitlines() if path.exists() else []
     return Counter((line.split()[0], int(line.split()[1])) for line in lines)
@@ -164,7 +167,7 @@ def assert_books_match(connection: Database, fleet: Fleet, *names: str) -> None:
 
 
 def report(connection: Database, kills: Mapping[str, int]) -> None:
-    """Print the figures of a storm (`pytest -s`)."""
+    """Print the figures of a stress test (`pytest -s`)."""
     (figures,) = connection.execute(
         "SELECT count(*) FILTER (WHERE task_name LIKE 'book%'), "
         "count(*) FILTER (WHERE task_name LIKE 'book%' AND status = 'COMPLETED'), "

@@ -1,7 +1,7 @@
 """The state machine of task rows as data.
 
-Every verb is one guarded SQL statement; the tests compare the guards with this table, and the
-documentation is generated from it.
+Every verb is one guarded SQL statement. Tests compare the guards with this table, and the documentation
+is generated from the table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TaskVerb: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One verb: the statuses it applies to and the status it leads to."""
+    """One verb: the statuses to which it applies and the resulting status."""
 
     verb: TaskVerb
     from_statuses: frozenset[TaskStatus]
@@ -39,10 +39,10 @@ _CLAIMED = frozenset({TaskStatus.CLAIMED})
 _RUNNING = frozenset({TaskStatus.RUNNING})
 
 # A claimed task goes straight to an idle child, so claim and start are one verb; CLAIMED is the status
-# of tasks prefetched ahead of a free child. Release takes back tasks that no child received: such a
-# row may be RUNNING although user code never saw it. Cancelling a RUNNING task takes two steps, the
-# request and the end that its worker records. A crash has no verb: it ends in fail or retry
-# like any other failed attempt.
+# of tasks prefetched ahead of a free child. Release returns tasks that no child received: such a
+# row may be RUNNING although no user code ran. Cancelling a RUNNING task takes two steps: the
+# request, and the outcome that the worker records. A crash has no verb of its own: it leads to fail
+# or retry like any other failed attempt.
 TASK_TRANSITIONS: tuple[Transition, ...] = (
     Transition("claim_and_start", _PENDING, TaskStatus.RUNNING),
     Transition("claim", _PENDING, TaskStatus.CLAIMED),
@@ -60,6 +60,6 @@ _BY_VERB: dict[TaskVerb, Transition] = {item.verb: item for item in TASK_TRANSIT
 
 
 def allowed(verb: TaskVerb, status: TaskStatus) -> TaskStatus | None:
-    """Return the status that the verb leads to, or None if the verb does not apply."""
+    """Return the resulting status of the verb, or None if the verb does not apply."""
     transition = _BY_VERB[verb]
     return transition.to_status if status in transition.from_statuses else None

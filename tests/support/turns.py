@@ -1,4 +1,4 @@
-"""The work of workers on the nodes of a run, done by the test with the statements of a turn."""
+"""The work of workers on the nodes of a run, executed by the test with the statements of a turn."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WHERE id = %s AND status = 'PENDING' AND NOT held RETURNING generation
 
 @dataclass(frozen=True)
 class Tasks:
-    """The tasks that the workflows of these tests consist of."""
+    """The tasks of these tests' workflows."""
 
     number: TaskFunction[Any, int]
     numbers: TaskFunction[Any, list[int]]
@@ -70,7 +70,7 @@ def define_tasks(app: Horsies) -> Tasks:
 
 
 class Hands:
-    """Claims the tasks of nodes and ends them."""
+    """Claims the tasks of nodes and records their outcomes."""
 
     def __init__(self, connection: Database) -> None:
         self.connection = connection
@@ -83,14 +83,14 @@ class Hands:
         return str(found[0])
 
     def take(self, workflow_id: str, node_id: str, item: int | None = None) -> tuple[str, int]:
-        """Claim a task as a worker does and return it with its generation."""
+        """Claim a task as a worker does; return it with its generation."""
         task_id = self.task_id(workflow_id, node_id, item)
         taken = self.connection.execute(TAKE, (WORKER, task_id)).fetchone()
         assert taken is not None, f"the task of node {node_id} cannot be claimed"
         return task_id, taken[0]
 
     def is_takeable(self, workflow_id: str, node_id: str) -> bool:
-        """Return whether a worker could claim the task of a node."""
+        """Return whether a worker could claim a node's task."""
         found = self.connection.execute(
             "SELECT status = 'PENDING' AND NOT held AND enqueued_at <= clock_timestamp() "
             "FROM horsies_tasks WHERE id = %s",
@@ -101,18 +101,18 @@ class Hands:
     def complete(
         self, workflow_id: str, node_id: str, value: Any = 1, item: int | None = None
     ) -> None:
-        """Run the task of a node so that it succeeds."""
+        """Run a node's task successfully."""
         self.end(workflow_id, self.take(workflow_id, node_id, item), {"ok": value})
 
     def fail(
         self, workflow_id: str, node_id: str, code: str = "BOOM", item: int | None = None
     ) -> None:
-        """Run the task of a node so that it fails."""
+        """Run a node's task unsuccessfully."""
         error = {"error_code": code, "message": f"{node_id} broke", "data": None, "exception": None}
         self.end(workflow_id, self.take(workflow_id, node_id, item), {"err": error})
 
     def end(self, workflow_id: str, taken: tuple[str, int], result: dict[str, Any]) -> None:
-        """End a running task with this result, in a transaction like that of a turn."""
+        """Record this result of a running task, in a transaction like a turn's."""
         text, (task_id, generation) = json.dumps(result, separators=(",", ":")), taken
         with self.connection.transaction():
             lock_runs.fetch(self.connection, [workflow_id])
@@ -140,7 +140,7 @@ class Hands:
     def expand(
         self, workflow_id: str, node_id: str, spec: WorkflowSpec[Any], child_id: str
     ) -> None:
-        """Answer the expansion task of a sub-workflow node with this child."""
+        """Complete the expansion task of a sub-workflow node with this child."""
         row = self.connection.execute(
             "SELECT run.root_workflow_id::text, run.depth, node.task_index "
             "FROM horsies_workflows AS run JOIN horsies_workflow_tasks AS node "

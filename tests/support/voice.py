@@ -1,10 +1,9 @@
-"""How the documentation speaks to its reader, tab by tab of the site.
-
-`python -m tests.support.voice` prints a table: the words of prose on the pages of each tab, how often a
-thousand of them address the reader ("you", "we"), rows of tables, words per sentence, long sentences,
-callouts, pictures and diagrams. `python -m tests.support.voice pages` prints a row per page, and
-`python -m tests.support.voice long [WORDS]` prints the sentences over that length. Code blocks, headings and
-generated tables are left out; a code span counts as one word.
+"""Figures about the documentation's style, per tab of the site. `python -m tests.support.voice` prints a
+table: the words of prose on the pages of each tab, the number of "you" and "we" per thousand words,
+table rows, words per sentence, long sentences, callouts, pictures and diagrams. `python -m
+tests.support.voice pages` prints a row per page, and `python -m tests.support.voice long [WORDS]` prints
+the sentences over that length. Code blocks, headings and generated tables are left out; a code span
+counts as one word.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from itertools import groupby
 from tests.support import site_map
 
 LONG, TOO_LONG = 35, 45
-# Tabs that people read from beginning to end: their sentences must not be long.
+# Tabs whose sentences must be short, because people read them from beginning to end.
 READ_THROUGH = ("Start", "Guides", "Cookbook")
-# How often a tab, and each of its pages, says "you" or "we" in a thousand words.
+# The minimum number of "you" and "we" per thousand words, for a tab and each of its pages.
 FLOOR, FLOOR_OF_PAGE = 20, 15
 COMMAND = "python -m tests.support.voice"
-# Pages generated from docstrings, and the history: readers do not follow them from top to bottom.
+# Pages generated from docstrings, and the history, which readers do not read from top to bottom.
 LEFT_OUT = ("api/", "changelog.md")
 
 _BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
@@ -38,9 +37,8 @@ _CALLOUT = re.compile(r"^> \[!\w+\]", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Voice:
-    """The figures of one page or of several together.
-
-    `sentences` includes those of table cells; `in_prose` counts only sentences outside tables.
+    """The figures of one page, or of several pages together. `sentences` includes sentences in table
+    cells; `in_prose` excludes them.
     """
 
     name: str
@@ -59,7 +57,7 @@ class Voice:
         return 1000 * self.addresses / max(self.words, 1)
 
     def over(self, words: int) -> list[str]:
-        """The sentences with more words than this."""
+        """Return the sentences with more words than this."""
         return [one for one in self.sentences if _count(one) > words]
 
     def row(self) -> str:
@@ -80,7 +78,7 @@ HEADING = (
 
 
 def voice_of(name: str, text: str) -> Voice:
-    """The figures of one Markdown page."""
+    """Return the figures of one Markdown page."""
     prose, cells, table_rows = [], [], 0
     for kind, paragraph in _paragraphs(_GENERATED.sub("\n", text)):
         if kind == "row":
@@ -104,7 +102,7 @@ def voice_of(name: str, text: str) -> Voice:
 
 
 def together(name: str, voices: Iterable[Voice]) -> Voice:
-    """The figures of several pages as one."""
+    """Combine the figures of several pages."""
     all_of_them = list(voices)
     return Voice(
         name,
@@ -121,14 +119,14 @@ def together(name: str, voices: Iterable[Voice]) -> Voice:
 
 
 def pages() -> Iterator[tuple[str, Voice]]:
-    """Every page of the site that is measured, with its tab."""
+    """Return every measured page of the site with its tab."""
     for entry in site_map.entries():
         if not entry.name.startswith(LEFT_OUT):
             yield entry.tab, voice_of(entry.name, entry.path.read_text("utf-8"))
 
 
 def tabs() -> list[Voice]:
-    """The figures of each tab of the site, and of all tabs."""
+    """Return the figures of each tab of the site, and of all tabs."""
     measured = list(pages())
     grouped = groupby(measured, key=lambda one: one[0])
     by_tab = [together(tab, [voice for _, voice in of_tab]) for tab, of_tab in grouped]
@@ -136,8 +134,8 @@ def tabs() -> list[Voice]:
 
 
 def _paragraphs(text: str) -> Iterator[tuple[str, str]]:
-    """The paragraphs, list items and table rows of a page without markup, each with whether it is a
-    table row.
+    """Yield the paragraphs, list items and table rows of a page without markup, each with a flag for
+    table rows.
     """
     text = _PICTURE.sub("", _BLOCK.sub("\n", text))
     text = re.sub(r"<!--.*?-->|<[^>\n]+>", "", text, flags=re.DOTALL)

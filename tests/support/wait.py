@@ -1,4 +1,4 @@
-"""Waiting for a condition instead of for a time."""
+"""Waits for a condition instead of for a fixed time."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# A probe is often a query, or reads a file or the process table: two hundred a second in each of four test
-# processes take the processors from the workers that they wait for.
+# The interval between probes: a probe is often a query or reads a file or the process table, and
+# frequent probes in four test processes would slow down the workers.
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.005, 0.05
 
 
 def wait_until(
     probe: Callable[[], T], seconds: float = 60.0, what: Callable[[], object] | str = "it"
 ) -> T:
-    """Return the value of `probe` once it is true; fail the test if it does not become true in time."""
+    """Return the value of `probe` once it is true; fail the test after the timeout."""
     started = time.monotonic()
     while not (value := probe()):
         waited = time.monotonic() - started
         if waited > seconds:
             shown = what if isinstance(what, str) else what()
             raise AssertionError(f"did not happen within {seconds} s: {shown}")
-        # A twentieth of the time waited so far: a long wait becomes at most that much longer.
+        # Sleep for a twentieth of the elapsed time, so that a long wait becomes at most that much
+        # longer.
         time.sleep(min(max(waited / 20, SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS))
     return value
 
 
 def in_seconds(seconds: float) -> datetime:
-    """Return the time this many seconds from now."""
+    """Return the time in this many seconds."""
     return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
@@ -41,7 +42,7 @@ def in_seconds(seconds: float) -> datetime:
 def interrupted_when(
     condition: Callable[[], object], raised: type[BaseException]
 ) -> Iterator[None]:
-    """Raise this exception in the block, from a signal handler, as soon as the condition holds."""
+    """Raise this exception in the block from a signal handler, as soon as the condition is true."""
 
     def interrupt(*_: object) -> None:
         raise raised

@@ -1,10 +1,10 @@
-"""A page in a browser without a mouse: the widths of its window, and how the keyboard reaches its parts."""
+"""A page in a browser without a mouse: window widths, and keyboard access to the page's parts."""
 
 from __future__ import annotations
 
 from playwright.sync_api import Page
 
-# A phone, a small window next to another one, and a full screen.
+# A phone, a narrow window, and a full screen.
 WIDTHS = (390, 1024, 1440)
 
 # Describe the element that has the focus.

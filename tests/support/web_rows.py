@@ -1,4 +1,4 @@
-"""A small busy system for the pages of the dashboard: tasks of every status, a worker, a run, a schedule."""
+"""A small busy system for the dashboard's pages: tasks of every status, a worker, a run and a schedule."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.database import Database
 from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago
 
 QUEUE = "default"
-# Pages that do not open without a query.
+# Pages that need a query.
 QUERIES = {"/orders/new": "?verb=cancel_task"}
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 FINGERPRINT = "ef96c64c5a97"
@@ -30,7 +30,7 @@ TRACEBACK = '{"err":{"error_code":"CARD_REFUSED","message":"the bank said no","d
 
 
 def fill(app: Horsies, connection: Database) -> dict[str, str]:
-    """Insert the rows; return an example for the segment after each folder of a path."""
+    """Insert the rows; return an example value for the path segment after each folder."""
     worker_id = add_worker(connection)
     add_snapshot(connection, worker_id)
     failed = _add_tasks(connection, worker_id)
@@ -70,7 +70,7 @@ def _add_tasks(connection: Database, worker_id: str) -> str:
     ended = {"started_at": ago(3), "outcome": "FAILED", "error_code": "CARD_REFUSED"}
     ended |= {"fingerprint": FINGERPRINT, "raised_in": "shop/payments/gateway.py:charge_card"}
     ended |= {"exception_type": "shop.payments.errors.ProviderDown"}
-    # Rows with long words for narrow columns: a queue without a worker, an overdue schedule.
+    # Insert rows with long words for narrow columns: a queue without a worker, an overdue schedule.
     add_task(connection, queue_name="payments", task_name="charge_card", enqueued_at=ago(281))
     connection.execute(
         "INSERT INTO horsies_schedule_state (schedule_name, next_run_at, updated_at, timing) VALUES "
@@ -115,7 +115,7 @@ def _add_schedule(app: Horsies, connection: Database) -> str:
 
 
 def _store_order(app: Horsies) -> str:
-    """Store an order that no process carries out, so that its page has every button."""
+    """Store an order that no process executes, so that its page has every button."""
 
     @app.task("charge_card")
     def charge_card(order_id: int, card: str = "") -> None: ...
@@ -134,7 +134,7 @@ def path_of(route: Route, examples: dict[str, str]) -> str:
 
 
 def paths_of(route: Route, known: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Return the paths of a route: for each parameter, with every value that is known for its folder."""
+    """Return the paths of a route, with every known value of each parameter."""
     parts: Sequence[str] = route.path.split("/")
     choices = [
         known.get(parts[index - 1], ["unknown"]) if re.fullmatch(r"{.*}", part) else [part]

@@ -1,4 +1,4 @@
-"""The dashboard in this process and as a real server, and a browser that watches its own tabs."""
+"""The dashboard in this process or as a real server, and a browser that watches its own tabs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from horsies.web.access import Policy
 from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
-# Tests without a browser use the dashboard too, where Playwright is not installed.
+# Import Playwright lazily, because tests without a browser use the dashboard without it.
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
@@ -36,7 +36,7 @@ Ask: TypeAlias = Callable[..., httpx.Response]
 async def client_of(
     app: Horsies, policy: Policy | None = None, root_path: str = "", **switches: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client of a dashboard in this process, with actions and payload switched as given."""
+    """Return an HTTP client of a dashboard in this process, with these settings for actions and payload."""
     dashboard: Any = create_app(app, policy=policy or AllowAll(), **switches)
     transport = httpx.ASGITransport(dashboard, raise_app_exceptions=False, root_path=root_path)
     async with httpx.AsyncClient(
@@ -62,7 +62,7 @@ class WebServer:
 
 @contextmanager
 def served(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[WebServer]:
-    """`horsies web` with these arguments on a free port, until the end of the block."""
+    """Run `horsies web` with these arguments on a free port for the duration of the block."""
     port = free_port()
     command = [sys.executable, "-m", "horsies", "web", "--port", str(port), *arguments]
     with running(command, f"http://127.0.0.1:{port}", env={**os.environ, **(env or {})}) as server:
@@ -71,12 +71,12 @@ def served(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[We
 
 @contextmanager
 def running(command: list[str], url: str, **options: Any) -> Iterator[WebServer]:
-    """A server process that answers /livez below this URL, until the end of the block."""
+    """Yield a server process that serves /livez below this URL, for the duration of the block."""
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **options
     )
     assert process.stderr is not None
-    # Load no certificates, because that takes longer than most requests.
+    # Load no certificates, because loading them takes longer than most requests.
     client = httpx.Client(verify=False, timeout=20)
     try:
         wait_until(lambda: process.poll() is not None or _is_alive(client, url), 60, url)
@@ -106,7 +106,7 @@ class Watch:
     def __init__(self) -> None:
         self.messages: list[str] = []
         self.hosts: set[str] = set()
-        # Expect console messages with one of these texts.
+        # Texts of console messages that are not errors.
         self.expected: list[str] = []
 
     def follow(self, page: Page) -> None:
@@ -124,7 +124,7 @@ class Watch:
 
 @contextmanager
 def watched(browser: Browser, server: WebServer, **options: Any) -> Iterator[BrowserContext]:
-    """A fresh browser context on a server; it fails if a tab reports an error or contacts another host."""
+    """Yield a new browser context on a server; fail if a tab reports an error or contacts another host."""
     context = browser.new_context(base_url=server.url, **options)
     watch = Watch()
     context.on("page", watch.follow)

@@ -1,6 +1,4 @@
-"""A dashboard of two test pages, without the pages of the product, for tests of the framework around
-pages.
-"""
+"""A dashboard with two test pages instead of the product's pages, for tests of the page framework."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ TEMPLATES = {
 
 
 def site_of(database_url: str = "postgresql://localhost/unused", **settings: Any) -> Site:
-    """Return a site whose templates include those of this module."""
+    """Return a site whose templates include this module's templates."""
     templates = environment().overlay(
         loader=ChoiceLoader([DictLoader(TEMPLATES), environment().loader or DictLoader({})])
     )
@@ -65,7 +63,7 @@ class Counter:
 
 
 async def pause(view: View) -> Response:
-    """Answer a change with the fields of the form."""
+    """Respond to a change with the fields of the form."""
     return view.redirect("/counter", notice="paused <b>mail</b>")
 
 
@@ -83,7 +81,7 @@ def routes_of(counter: Handler) -> tuple[Route, ...]:
 
 
 class Blank(Reader):
-    """A database that can be read and has no rows."""
+    """A readable database without rows."""
 
     async def read(self, script: Script[Any]) -> Any:
         return []
@@ -97,9 +95,8 @@ def dashboard_of(policy: Policy | None = None, **settings: Any) -> Dashboard:
 
 
 class Elements(HTMLParser):
-    """The addresses in a page, and those of its attributes that a strict policy forbids.
-
-    The changes `at_once` are those that a first click makes: their forms are not behind another button.
+    """The addresses in a page, and its attributes that a strict policy forbids. The changes in `at_once`
+    need one click: their forms are not behind another button.
     """
 
     def __init__(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """Real workers for the tests: processes started from the command line, watched through their events.
 
-A worker is `python -m horsies worker ...` in its own session. The processes that it started
-are found through the process table and are gone after the test.
+A worker is `python -m horsies worker ...` in its own session. Its descendants are found in the process
+table, and end with the test.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ APPLICATION = "tests.support.apps.programs:app"
 JOURNAL_VARIABLE = "HORSIES_E2E_JOURNAL"
 CONFIG_VARIABLE = "HORSIES_E2E_CONFIG"
 
-# The template process is a fresh interpreter that imports the application itself.
+# The template process is a new interpreter that imports the application itself.
 FORKSERVER = ("--start-method", "forkserver")
-# Polls are so rare that only notifications and due times can start this worker's tasks in time.
+# Polls are rare, so that only notifications and due times start this worker's tasks in time.
 HARDLY_POLLS = {"resilience": {"notify_poll_interval_ms": 300_000}}
 # Frequent heartbeats, so that tests of silence take seconds.
 QUICK_RECOVERY = {
@@ -42,13 +42,13 @@ QUICK_RECOVERY = {
 
 
 def broker_settings() -> dict[str, Any]:
-    """Where the application of a test process finds its database, from the environment."""
+    """Read the database settings of a test application from the environment."""
     config = json.loads(os.environ.get(CONFIG_VARIABLE) or "{}")
     return {"database_url": os.environ[DATABASE_VARIABLE], **config.get("broker", {})}
 
 
 def is_gone(pid: int) -> bool:
-    """Whether the process has ended; a zombie has ended, too."""
+    """Return whether the process has ended; a zombie counts as ended."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -56,7 +56,9 @@ def is_gone(pid: int) -> bool:
 
 
 def is_guard(pid: int) -> bool:
-    """Whether the process is a worker's guard, which runs no tasks; False if the process is gone."""
+    """Return whether the process is a worker's guard, which runs no tasks; return False if the process
+    is gone.
+    """
     try:
         return any(part.endswith("child/guard.py") for part in psutil.Process(pid).cmdline())
     except psutil.NoSuchProcess:
@@ -65,7 +67,7 @@ def is_guard(pid: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the journal, which a task writes about its own work."""
+    """One line of the journal, in which tasks record their work."""
 
     what: str
     task_id: str
@@ -77,25 +79,25 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The file in which tasks record that they started and ended; every line is synced to disk."""
+    """The file in which tasks record their starts and ends; every line is synced to disk."""
 
     path: Path
-    # The lines of earlier tests, which are left out.
+    # The number of lines of earlier tests, which are ignored.
     skipped: int = 0
 
     def length(self) -> int:
-        """How many lines have been written so far."""
+        """Return the number of lines so far."""
         return self.path.read_bytes().count(b"\n") if self.path.exists() else 0
 
     def release(self, label: str) -> None:
-        """Let the tasks `rest_until_released` with this label end."""
+        """Let the tasks `rest_until_released` with this label finish."""
         Path(f"{self.path}.{label}").touch()
 
     def lines(self, what: str | None = None, task_id: str | None = None) -> list[Line]:
-        """The lines written so far, in order."""
+        """Return the lines so far, in order."""
         if not self.path.exists():
             return []
-        # The text after the last line feed is still being written.
+        # The text after the last line feed is incomplete.
         written, _, _ = self.path.read_text().rpartition("\n")
         lines = [Line(**json.loads(text)) for text in written.splitlines()[self.skipped :]]
         return [
@@ -107,7 +109,7 @@ class Journal:
 
 @dataclass
 class RunningWorker(WorkerProcess):
-    """A worker process, and everything it started."""
+    """A worker process with all processes that it started."""
 
     seen_pids: set[int] = field(default_factory=set)
 
@@ -119,7 +121,7 @@ class RunningWorker(WorkerProcess):
         log_path: Path,
         cwd: Path | None = None,
     ) -> Self:
-        """Start it as `launch` does, in a fork of an interpreter with all imports."""
+        """Start the worker as `launch` does, as a fork of an interpreter with all imports."""
         assert cwd == REPOSITORY
         events_path = log_path.with_suffix(".events")
         with log_path.open("wb") as log, events_path.open("ab") as events:
@@ -127,7 +129,7 @@ class RunningWorker(WorkerProcess):
         return cls(process, log_path, events_path)
 
     def family(self) -> list[int]:
-        """The pids of everything that the worker started and that is still alive."""
+        """Return the pids of all live processes that the worker started."""
         try:
             found = psutil.Process(self.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -137,7 +139,7 @@ class RunningWorker(WorkerProcess):
         return pids
 
     def guards(self) -> list[int]:
-        """The pid of the worker's guard, once that has started."""
+        """Return the pid of the worker's guard, once the guard has started."""
         return [pid for pid in self.family() if is_guard(pid)]
 
     def signal(self, number: int) -> None:
@@ -145,16 +147,16 @@ class RunningWorker(WorkerProcess):
         os.kill(self.pid, number)
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to its process group, as a terminal does."""
+        """Send a signal to the worker's process group, as a terminal does."""
         os.killpg(self.pid, number)
 
     def cpu_seconds(self) -> float:
-        """The processor time that the parent has used."""
+        """Return the processor time of the worker's parent process."""
         times = psutil.Process(self.pid).cpu_times()
         return float(times.user + times.system)
 
     def destroy(self) -> None:
-        """Kill the worker and everything that it has started, in any state."""
+        """Kill the worker and all processes that it started, in any state."""
         family = set(self.family()) | self.seen_pids
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGCONT)
@@ -165,7 +167,7 @@ class RunningWorker(WorkerProcess):
 
 
 def _kill_ours(pid: int) -> None:
-    """Kill a process that one of our workers had started, unless its pid has been reused."""
+    """Kill a process of one of our workers, unless its pid has been reused."""
     with suppress(psutil.Error):
         process = psutil.Process(pid)
         if process.environ().get(DATABASE_VARIABLE):
@@ -174,7 +176,7 @@ def _kill_ours(pid: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A connection route to the database, with the settings of broker and producers that it needs."""
+    """A route to the database, with the broker and producer settings that it needs."""
 
     url: str
     broker: Mapping[str, Any] = field(default_factory=dict)
@@ -183,8 +185,8 @@ class Route:
 
 @dataclass(slots=True)
 class Fleet:
-    """Starts workers on one database and one journal, and keeps track of them. `database_url` leads
-    directly to the database; workers connect through `route` if one is given.
+    """Starts and tracks workers on one database with one journal. `database_url` is the direct URL of
+    the database; workers connect through `route` if it is given.
     """
 
     database_url: str
@@ -239,7 +241,7 @@ class Fleet:
     def environment(
         self, database_url: str | None = None, config: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """The environment in which a process of the tests' application takes the same route."""
+        """Return the environment in which a process of the tests' application takes the workers' route."""
         route = Route(database_url) if database_url else self.way
         config = dict(config or {})
         config["broker"] = {**route.broker, **config.get("broker", {})}
@@ -251,28 +253,30 @@ class Fleet:
 
     @property
     def way(self) -> Route:
-        """The connection route of the workers."""
+        """The workers' route to the database."""
         return self.route or Route(self.database_url)
 
     @property
     def is_pooled(self) -> bool:
-        """Whether workers go through a pooler, which keeps its own server connections."""
+        """Whether workers connect through a pooler, which keeps its own server connections."""
         return bool(self.way.broker)
 
     def sessions(self, count: int) -> dict[str, Any]:
-        """The configuration of a worker with one session or two; with a pooler there are always two."""
+        """Return the configuration of a worker with one or two sessions; with a pooler, there are always
+        two.
+        """
         return {} if count == 1 else {"broker": {"session_database_url": self.database_url}}
 
     def listening(self, count: int = 1) -> str:
-        """The name of the session that listens, in a worker with this many sessions."""
+        """Return the name of the listening session of a worker with this many sessions."""
         return "horsies:turn" if count == 1 and not self.is_pooled else "horsies:listener"
 
     def logs(self) -> Iterable[tuple[str, str]]:
-        """A title and the text of every worker's log, for a failed test."""
+        """Return the title and the text of every worker's log, for the report of a failed test."""
         return [(f"log of worker {one.pid}", one.log()) for one in self.workers]
 
     def destroy(self) -> None:
-        """End every worker that is still running, and everything they started."""
+        """End all running workers, and all processes that they started."""
         for worker in self.workers:
             worker.destroy()
 
@@ -288,10 +292,11 @@ time.sleep = lambda seconds: select.select([], [], [], seconds) and None
 
 
 def faketime_library() -> Path:
-    """The library that gives a process a wrong clock."""
+    """Return the path of the library that gives a process a wrong clock."""
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
     if not found:
-        # Imported only here: in the applications that workers load, it would take a tenth of their start.
+        # Imported here, because the workers' applications load this module too, and the import
+        # would take a tenth of their start.
         import pytest
 
         pytest.skip("faketime is not installed: apt-get install faketime")
@@ -299,7 +304,9 @@ def faketime_library() -> Path:
 
 
 def skew(fleet: Fleet, offset: str | Path) -> dict[str, str]:
-    """The environment of a process whose clock is off by this amount, or by the amount in a file."""
+    """Return the environment of a process whose clock is wrong by this amount, or by the amount in a
+    file.
+    """
     library = faketime_library()
     (fleet.directory / "sitecustomize.py").write_text(SLEEP_OTHERWISE)
     wrong = {"FAKETIME": str(offset)}
@@ -308,7 +315,7 @@ def skew(fleet: Fleet, offset: str | Path) -> dict[str, str]:
     return {
         "LD_PRELOAD": str(library),
         **wrong,
-        # A wrong clock still runs at the right speed: the monotonic clock is not changed.
+        # A wrong clock still runs at the right speed, because the monotonic clock is unchanged.
         "DONT_FAKE_MONOTONIC": "1",
         "PYTHONPATH": os.pathsep.join([str(fleet.directory), os.environ.get("PYTHONPATH", "")]),
     }

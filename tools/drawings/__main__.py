@@ -13,7 +13,7 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
 
 def main() -> None:
-    """Write the drawings; with the word `record`, run the demonstration as well."""
+    """Write the drawings; with the argument `record`, also run the demonstration."""
     for name, picture in {**PICTURES, "benchmark": chart}.items():
         (IMAGES / f"{name}.svg").write_text(picture().svg(), "utf-8")
     if sys.argv[1:] == ["record"]:

@@ -43,7 +43,7 @@ Point = tuple[float, float]
 
 
 def colours(selector: str, palette: dict[str, str]) -> str:
-    """Return the rule that gives a palette to the drawings that a selector finds."""
+    """Return the rule that gives a palette to the drawings matched by a selector."""
     return f"{selector}{{{''.join(f'--{name}:{value};' for name, value in palette.items())}}}"
 
 

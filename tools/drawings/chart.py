@@ -9,7 +9,7 @@ from tools.drawings.canvas import Canvas
 
 REPOSITORY = Path(__file__).parents[2]
 TABLE = REPOSITORY / "docs" / "benchmarks.md"
-# The six systems, with the unit of execution that a task has in each.
+# The six systems, each with the unit that executes a task.
 SYSTEMS = {
     "pgqueuer": "PgQueuer: coroutines, no results",
     "horsies": "Horsies: a process per task",
@@ -39,7 +39,7 @@ def rates(text: str) -> dict[str, int]:
 
 
 def chart() -> Canvas:
-    """Draw one bar per system, the fastest first."""
+    """Draw one bar per system, fastest first."""
     found = rates(TABLE.read_text("utf-8"))
     rows = sorted(found.items(), key=lambda one: -one[1])
     canvas = Canvas(

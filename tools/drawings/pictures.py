@@ -1,4 +1,4 @@
-"""The drawings, each as a function that returns its canvas."""
+"""The drawings: each function returns its canvas."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tools.drawings.canvas import Canvas
 
 
 def how_it_works() -> Canvas:
-    """Producer, PostgreSQL, worker and children, with the transaction marked."""
+    """Draw a producer, PostgreSQL, a worker and its children, with the transaction marked."""
     canvas = Canvas(
         900,
         330,
@@ -45,7 +45,7 @@ def how_it_works() -> Canvas:
 
 
 def life_of_a_task() -> Canvas:
-    """The five states of a task, with the retry."""
+    """Draw the five states of a task, with the retry."""
     canvas = Canvas(
         900,
         300,
@@ -78,7 +78,7 @@ def life_of_a_task() -> Canvas:
 
 
 def crash() -> Canvas:
-    """The timeline of a task whose process dies, before and after its code started."""
+    """Draw the timeline of a task whose process dies, before and after its code starts."""
     canvas = Canvas(
         900,
         360,
@@ -115,7 +115,7 @@ def _moments(canvas: Canvas, y: float, moments: list[tuple[float, str, str]]) ->
 
 
 def order_workflow() -> Canvas:
-    """The workflow of README and Home: two checks side by side, then one task that uses both."""
+    """Draw the workflow of README and Home: two parallel checks, then a task that uses both results."""
     canvas = Canvas(640, 150, "reserve and charge run side by side; ship runs with both results")
     canvas.box((20, 14), (190, 50), "reserve", ["order 17"], kind="running")
     canvas.box((20, 86), (190, 50), "charge", ["order 17"], kind="running")
@@ -126,7 +126,7 @@ def order_workflow() -> Canvas:
 
 
 def fan_out() -> Canvas:
-    """The workflow of the second tutorial."""
+    """Draw the workflow of the second tutorial."""
     canvas = Canvas(880, 220, "list_orders, a map of price, add_up, a signal approval, then ship")
     canvas.box((12, 82), (140, 50), "orders", ["list_orders"])
     for y in (10, 82, 154):
@@ -142,7 +142,7 @@ def fan_out() -> Canvas:
 
 
 def dual_write() -> Canvas:
-    """The problem of the outbox, and its answer."""
+    """Draw the problem that an outbox solves, and its solution in Horsies."""
     canvas = Canvas(900, 290, "Two systems can disagree; one transaction cannot")
     canvas.words((20, 28), "With a broker: two writes, and a gap between them", "title", "start")
     canvas.box((20, 48), (150, 46), "your program")
@@ -164,7 +164,9 @@ def dual_write() -> Canvas:
 
 
 def state_machine() -> Canvas:
-    """Every status of a task, with the verbs between them; a test compares them with the code."""
+    """Draw every status of a task with the verbs between them; a test compares the drawing with the
+    code.
+    """
     canvas = Canvas(900, 420, "The statuses of a task and the verbs between them")
     size = (150, 50)
     canvas.box((120, 150), size, "PENDING", kind="accent")
@@ -194,7 +196,7 @@ def state_machine() -> Canvas:
 
 
 def liveness() -> Canvas:
-    """The states of a worker as the other workers see it."""
+    """Draw the states of a worker as other workers see them."""
     canvas = Canvas(
         900, 330, "The states of a worker: unregistered, open, suspected, declared lost, closed"
     )
@@ -220,7 +222,7 @@ def liveness() -> Canvas:
 
 
 def code_map() -> Canvas:
-    """The path of a task through the modules."""
+    """Draw the path of a task through the modules."""
     canvas = Canvas(900, 480, "The modules that a task passes: producer, PostgreSQL, worker, child")
     canvas.frame((12, 12), (410, 190), "producer")
     canvas.box((32, 50), (160, 42), "task.py", ["send"])

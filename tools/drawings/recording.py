@@ -1,7 +1,5 @@
-"""A moving picture of `horsies demo`: the real output of one run, line by line, as an animated SVG.
-
-Each line appears when the run printed it; long pauses are shortened. A reader who asked for less motion
-sees the end.
+"""An animated SVG of `horsies demo`: the real output of one run, line by line, with long pauses
+shortened. Readers who prefer reduced motion see the last frame.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ TOP = 44
 
 
 def record() -> str:
-    """Run the demonstration and return its moving picture."""
+    """Run the demonstration and return its animated SVG."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "horsies", "demo"], stdout=subprocess.PIPE, text=True
     )
@@ -41,13 +39,13 @@ def record() -> str:
 
 
 def _without_the_end(lines: list[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Leave out the hints at the end, which name files of this machine."""
+    """Leave out the hints at the end, which contain file names of this machine."""
     texts = [text for _, text in lines]
     return lines[: texts.index("Next")] if "Next" in texts else lines
 
 
 def moving(lines: list[tuple[float, str]]) -> str:
-    """Return lines and the seconds at which they appear as an animated SVG."""
+    """Return an animated SVG of lines and the seconds at which they appear."""
     total = lines[-1][0] + LAST_FRAME
     width, height = round(COLUMNS * CHARACTER) + 40, TOP + ROWS * LINE + 16
     scrolled = [max(0, number + 1 - ROWS) for number in range(len(lines))]

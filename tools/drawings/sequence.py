@@ -1,7 +1,5 @@
-"""Sequence diagrams, written as Mermaid in the pages, as SVG at build time.
-
-The repository's server draws Mermaid itself. The site cannot, because its pages load no script from
-another host.
+"""Converts the pages' Mermaid sequence diagrams to SVG at build time. The repository's server renders
+Mermaid itself. The site cannot, because its pages load no scripts from other hosts.
 """
 
 from __future__ import annotations

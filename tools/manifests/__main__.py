@@ -2,7 +2,7 @@
 
 Every object must fit the oldest and the newest version of Kubernetes whose schemas are installed, without an
 unknown field, and the values of the chart must fit its `values.schema.json`. Objects of KEDA have no schema
-here. First, both validators have to refuse a misspelt field.
+here. First, both validators must reject a misspelt field.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ RELEASES: Mapping[str, dict[str, Any]] = {
 
 
 def manifests() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of the plain manifests and of the chart, each with the place it comes from."""
+    """Yield the objects of the plain manifests and of the chart, each with its source."""
     for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
         for one in yaml.safe_load_all(path.read_text("utf-8")):
             yield path.name, one
@@ -58,7 +58,7 @@ def manifests() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def refusals(objects: list[tuple[str, dict[str, Any]]], version: str) -> Iterator[str]:
-    """Yield what this version of Kubernetes does not accept."""
+    """Yield the errors that this version of Kubernetes reports."""
     for place, one in objects:
         if one["apiVersion"].startswith(KEDA):
             continue
@@ -71,7 +71,7 @@ def refusals(objects: list[tuple[str, dict[str, Any]]], version: str) -> Iterato
 
 
 def refused_values() -> Iterator[str]:
-    """Yield the values that the schema of the chart does not accept."""
+    """Yield the values that the chart's schema rejects."""
     for name, changes in RELEASES.items():
         yield from (f"values with {name}: {message}" for message in _value_errors(changes))
 
@@ -87,7 +87,7 @@ def _value_errors(changes: dict[str, Any]) -> list[str]:
 
 
 def check_the_validators(objects: list[tuple[str, dict[str, Any]]], versions: list[str]) -> None:
-    """Misspell a field of every object, and a value of the chart; each must be refused."""
+    """Misspell a field of every object and a value of the chart; each must be rejected."""
     misspelt = [(place, {**one, "spec": {**one["spec"], "replcas": 1}}) for place, one in objects]
     known = [one for _, one in misspelt if not one["apiVersion"].startswith(KEDA)]
     for version in versions:
@@ -97,7 +97,7 @@ def check_the_validators(objects: list[tuple[str, dict[str, Any]]], versions: li
 
 
 def main() -> int:
-    """Print what is refused; return 1 if anything is."""
+    """Print all errors; return 1 if there is any."""
     objects = list(manifests())
     versions = [all_versions()[0], all_versions()[-1]]
     check_the_validators(objects, versions)

@@ -32,7 +32,7 @@ KILL, FREEZE, CUT_ONE, CUT_ALL = 1, 2, 4, 32
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One run of the model checker: a model, its macros, and the property that must fail, if any."""
+    """One run of the model checker: a model, its macros, and the property that must fail, or None."""
 
     title: str
     model: str
@@ -151,7 +151,7 @@ def search(check: Check, directory: Path) -> Result:
 
 
 def read_report(report: str) -> Result:
-    """Read the report of the model checker; a search that was cut short is not exhaustive."""
+    """Parse the report of the model checker; a search that was cut short is not exhaustive."""
     states = re.search(r"^\s*(\d+) states, stored", report, re.M)
     found = re.search(r"depth reached (\d+), errors: (\d+)", report)
     if states is None or found is None:
@@ -165,7 +165,7 @@ def read_report(report: str) -> Result:
 
 
 def judge(check: Check, result: Result) -> bool:
-    """Whether the result is the expected one: no error in any state, or the named violation."""
+    """Return whether the result is the expected one: no error in any state, or the expected violation."""
     if check.violated is None:
         return result.errors == 0 and result.is_exhaustive
     return result.errors > 0 and check.violated in result.violated
@@ -202,7 +202,7 @@ def explain(macro: str) -> int:
 
 
 def main() -> int:
-    """Run all checks; return 1 if a property fails or a removed rule is not missed."""
+    """Run all checks; return 1 if a property fails or if a rule can be removed without a counterexample."""
     parser = argparse.ArgumentParser(prog="python -m tools.model.verify", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="check smaller models")
     parser.add_argument("--explain", metavar="MACRO", help="print one counterexample")

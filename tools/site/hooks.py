@@ -1,8 +1,7 @@
-"""Turn the Markdown of the repository into pages of the site.
-
-The pages are written to be read in the repository too. Links that leave ``docs/`` therefore lead to the
-source on the repository's server (``HORSIES_REPOSITORY_URL``), or, as long as the repository has no
-address, to a copy on the site. The change log and the rules for contributors become pages.
+"""Turns the Markdown of the repository into pages of the site. The pages must also be readable in the
+repository, so links to files outside ``docs/`` lead to the source on the repository's server
+(``HORSIES_REPOSITORY_URL``) or, if the repository has no address, to a copy on the site. The change log
+and the rules for contributors become pages.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that the repository keeps outside of docs/, and the source files that pages link to."""
+    """Add the pages outside docs/, and the source files to which pages link."""
     for name, source in OUTSIDE.items():
         if (REPOSITORY / source).exists():
             text = (REPOSITORY / source).read_text("utf-8")
@@ -84,7 +83,7 @@ def _linked_sources() -> set[str]:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Return the text of a page as the site needs it, and describe the page."""
+    """Return the text of a page in the form for the site, and set the page's description."""
     name = page.file.src_uri
     tab = page.ancestors[-1].title if page.ancestors else ""
     page.meta.setdefault("description", _plain(first_sentence(markdown)))
@@ -115,7 +114,7 @@ def _address(path: str, page: str, known: set[str], repository_url: str | None) 
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Put the drawings into the page, where they follow its colours."""
+    """Embed the drawings in the page, so that they use its colours."""
 
     def drawing(found: re.Match[str]) -> str:
         text = (Path(config.docs_dir) / "images" / found[2]).read_text("utf-8")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tools.drawings.sequence import drawn
 
-# The site makes these pages from files outside of docs/.
+# The pages that the site creates from files outside docs/.
 OUTSIDE = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
@@ -22,7 +22,7 @@ _NOT_PROSE = re.compile(
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)\s]+)\)")
 _ANY_LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 _NAMED_BLOCK = re.compile(r"^<!-- file: (\S+) -->\n```(\w+)$", re.MULTILINE)
-# The mark that says how tests run a block, as in `python with-setting`, is removed for readers.
+# Remove the mark of a block that tells tests how to run it, as in `python with-setting`.
 _MARKED_BLOCK = re.compile(r"^( *)```(python|sql) [a-z-]+$", re.MULTILINE)
 _CALLOUT = re.compile(
     r"^> \[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\n((?:>.*(?:\n|\Z))+)", re.MULTILINE
@@ -46,7 +46,7 @@ def first_sentence(text: str) -> str:
 
 
 def with_callouts(text: str) -> str:
-    """Return a page whose callouts are those of the site's theme."""
+    """Convert a page's callouts to callouts of the site's theme."""
     return _CALLOUT.sub(_callout, text)
 
 
@@ -57,7 +57,7 @@ def _callout(found: re.Match[str]) -> str:
 
 
 def with_blocks(text: str) -> str:
-    """Return a page with the titles of its files, and its sequence diagrams drawn."""
+    """Add titles with file names to a page's blocks, and draw its sequence diagrams."""
     named = _NAMED_BLOCK.sub(r'```\2 title="\1"', _MARKED_BLOCK.sub(r"\1```\2", text))
     return _MERMAID.sub(lambda found: f'<div class="picture">\n{drawn(found[1])}</div>', named)
 
@@ -68,8 +68,8 @@ def path_of(source: str, target: str) -> str:
 
 
 def with_links(text: str, source: str, address: Callable[[str], str | None]) -> str:
-    """Return a page whose links use the address of each path; a link to a path without an address
-    becomes text.
+    """Convert a page's links to the address of each path; a link to a path without an address becomes
+    text.
     """
 
     def replaced(found: re.Match[str]) -> str:

@@ -1,8 +1,6 @@
-"""Words that readers search for but that the page does not contain: the site's search finds the page by
-them.
-
-Each word counts for the whole page, more than a title does. So only words that lead nowhere else belong
-here: "human" stands for "human in the loop", because "loop" belongs to event loops.
+"""Search words for pages that do not contain them. Each word weighs more than a title, so this list has
+only words that lead to no other page: "human" stands for "human in the loop", because "loop" should lead
+to event loops.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start a worker, send tasks to it, and record the files of each; see `tools.way`."""
+"""Start a worker, send tasks to it, and record the files that each task enters; see `tools.way`."""
 
 import os
 import signal

@@ -1,8 +1,7 @@
-"""Record which files of the package a process enters, while the tracer's switch is on.
-
-Python imports this module at start-up when its folder is on PYTHONPATH. The switch is the first byte
-of the file HORSIES_TRACE_SWITCH: zero is off, any other number names one recording. Each new file of
-a recording is appended to HORSIES_TRACE_FILES. Forked children inherit the tracer.
+"""Records the files of the package that a process enters while the tracer's switch is on. Python imports
+this module at start-up if its folder is on PYTHONPATH. The switch is the first byte of the file
+HORSIES_TRACE_SWITCH: zero is off, any other number is the number of a recording. Each new file of a
+recording is appended to HORSIES_TRACE_FILES. Forked children inherit the tracer.
 """
 
 import mmap

@@ -1,4 +1,4 @@
-"""The applications under test, by subject; each module's docstring says more.
+"""The applications under test, by subject; see the docstrings of the modules.
 
 Workers and their tasks
     programs        a task for everything a task can do: the default of `Fleet`

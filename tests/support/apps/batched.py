@@ -68,7 +68,7 @@ def double(numbers: list[int]) -> list[int]:
 
 @app.task("stumble", queue_name="rows", batch=Batch(size=40), retry_policy=AGAIN)
 def stumble(numbers: list[int]) -> list[TaskResult[int, TaskError]]:
-    """The first attempt of an odd number fails, and every attempt of a negative one."""
+    """Fail in the first attempt of an odd number, and in every attempt of a negative number."""
     write("stumble", numbers)
     logging.getLogger("batched").warning("stumbling over %d", len(numbers))
     return [
@@ -100,7 +100,7 @@ async def linger(seconds: list[float]) -> None:
 
 @app.task("salvage", queue_name="rows", batch=Batch(size=40), on_stop="requeue")
 def salvage(numbers: list[int]) -> list[TaskResult[int, TaskError]]:
-    """The call is stopped after it has handled the first item."""
+    """Handle the first item, then wait until the call is stopped."""
     write("salvage", numbers)
     if len(numbers) > 1:
         with suppress(TaskStopped):
@@ -111,7 +111,7 @@ def salvage(numbers: list[int]) -> list[TaskResult[int, TaskError]]:
 
 @app.task("die", queue_name="rows", batch=Batch(size=40), retry_policy=AGAIN)
 def die(numbers: list[int]) -> list[int]:
-    """The first call kills its process."""
+    """Kill the process in the first call."""
     write("die", numbers)
     logging.getLogger("batched").warning("dying with %d", len(numbers))
     if current_task().attempt == 1:

@@ -1,4 +1,4 @@
-"""Tasks whose effects and outcome commit together: rows of the table `bookings`, and tasks they send."""
+"""Tasks whose outcome commits together with their effects: rows of the table `bookings`, and sent tasks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def receipt(number: int, pause: float) -> int:
 
 @app.task("book", retry_policy=AGAIN)
 def book(number: int, pause: float, tx: TaskTransaction = INJECTED) -> int:
-    """Write a row and send the receipt, with a pause before, between and after."""
+    """Write a row and send the receipt, with pauses before, between and after them."""
     note()
     time.sleep(pause)
     insert(tx, number)
@@ -90,7 +90,7 @@ def book_and_rest(number: int, label: str, tx: TaskTransaction = INJECTED) -> in
 
 @app.task("book_in_turn", retry_policy=AGAIN)
 def book_in_turn(number: int, label: str, tx: TaskTransaction = INJECTED) -> int:
-    """Wait until the test releases the label of this attempt."""
+    """Book after the test has released this attempt's label."""
     insert(tx, number)
     rest(f"{label} {tx.attempt}")
     return number
@@ -98,7 +98,7 @@ def book_in_turn(number: int, label: str, tx: TaskTransaction = INJECTED) -> int
 
 @app.task("book_link", retry_policy=AGAIN)
 def book_link(before: int, tx: TaskTransaction = INJECTED) -> int:
-    """One node of a chain whose workers are killed."""
+    """Book as one node of a chain whose workers are killed."""
     note()
     insert(tx, before + 1)
     time.sleep(0.002)
@@ -388,8 +388,8 @@ def book_own_id(tx: TaskTransaction = INJECTED) -> None:
 
 @app.task("withdraw", retry_policy=AGAIN_AFTER_CONFLICTS)
 def withdraw(number: int, label: str, tx: TaskTransaction = INJECTED) -> int:
-    """Write a row into an empty table in a serializable transaction: the last task to read the table
-    conflicts.
+    """Write a row into an empty table in a serializable transaction, so that the last task that reads
+    the table conflicts.
     """
     tx.connection.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
     row = tx.connection.execute("SELECT count(*) FROM bookings").fetchone()

@@ -1,4 +1,4 @@
-"""Very short tasks that children may hold in windows, and one that children may not hold."""
+"""Very short tasks that children may hold in windows, and one task that they may not hold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def note() -> None:
 
 @app.task("blink", retry_policy=AGAIN)
 def blink(seconds: float = 0.0, label: str = "") -> str:
-    """Wait for this many seconds or, with a label, until the test releases it."""
+    """Wait for this many seconds or, with a label, until the test releases the label."""
     note()
     time.sleep(seconds)
     while label and not os.path.exists(f"{os.environ[JOURNAL_VARIABLE]}.{label}"):

@@ -35,8 +35,7 @@ QUEUE_CAPS = {"wide": 3, "narrow": 1, "open": None}
 
 def read_resilience() -> WorkerResilienceConfig:
     config = json.loads(os.environ.get(CONFIG_VARIABLE) or "{}")
-    # A short pause, so that tasks of dead workers are recovered soon even if the server has just
-    # started.
+    # The pause is short, so that tasks of dead workers are recovered soon after a server's start.
     return WorkerResilienceConfig(db_retry_max_ms=500, **config.get("resilience", {}))
 
 
@@ -58,7 +57,7 @@ AGAIN = RetryPolicy.fixed([1] * 20, auto_retry_for=["WORKER_CRASHED"], jitter=Fa
 
 @contextmanager
 def slot(name: str) -> Iterator[int]:
-    """The number of the first free slot with this name."""
+    """Return the number of the first free slot with this name."""
     directory = Path(os.environ[JOURNAL_VARIABLE]).parent
     for number in count():
         held = os.open(directory / f"slot-{name}-{number}", os.O_RDWR | os.O_CREAT)

@@ -1,4 +1,6 @@
-"""The application of a dashboard that shows every page: it has the task whose failure `web_rows` inserts."""
+"""The application of a dashboard that shows every page; it has the task whose failure `web_rows`
+inserts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tasks that fail in every possible way, each with its argument in the exception, the result or the log."""
+"""Tasks that fail in every possible way and put their argument into the exception, the result or the
+log.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ class Talkative:
 
 
 def make(keys: Sequence[str], **changes: Any) -> Horsies:
-    """An application with these keys, or without a codec; ``changes`` override fields of its
+    """Return an application with these keys, or without a codec; ``changes`` override fields of its
     PostgresConfig.
     """
     config = read_config()
@@ -186,7 +188,9 @@ class Inner(WorkflowDefinition[str]):
 
 
 def graph(app: Horsies, name: str) -> Any:
-    """A run whose nodes fail: a task, a sub-workflow, the items of a map, and one that takes an error."""
+    """Build a run with failing nodes: a task, a sub-workflow, the items of a map, and a node that takes
+    an error.
+    """
     task: Any = app.get_task
     names = TaskNode(task("names"), kwargs={"name": name})
     items = MapNode(task("fail_async"), over=names, each="name")

@@ -38,7 +38,7 @@ from tests.support.file_store import FileStore
 from tests.support.s3_server import PREFIX
 
 KEYS_VARIABLE = "HORSIES_TEST_KEYS"
-# The store: "table", a directory, or the address of a bucket.
+# The store: "table", a directory, or the URL of a bucket.
 STORE_VARIABLE = "HORSIES_TEST_STORE"
 # This text is in every argument, value, message, note and log line.
 SECRET = "S3CRET"
@@ -47,7 +47,7 @@ logger = logging.getLogger("confidential")
 
 
 def make(keys: Sequence[str], **changes: Any) -> Horsies:
-    """An application with these keys, or without a codec; ``changes`` override fields of its
+    """Return an application with these keys, or without a codec; ``changes`` override fields of its
     PostgresConfig.
     """
     config = read_config()
@@ -182,8 +182,8 @@ def _add_durable(app: Horsies) -> None:
 
 
 def store_of(place: str) -> dict[str, Any]:
-    """Return the settings of an application that keeps payload above 1,000 bytes in this store, or in
-    none for "".
+    """Return the settings of an application that keeps payload above 1,000 bytes in this store; "" means
+    no store.
     """
     if not place:
         return {}

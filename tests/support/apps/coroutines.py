@@ -144,7 +144,7 @@ async def ends_its_process(how: str) -> None:
 
 @app.task("who_am_i")
 async def who_am_i() -> list[str]:
-    """The id of this task, as its coroutine, an asyncio task of it and a thread see it."""
+    """Return this task's id as seen by its coroutine, by an asyncio task and by a thread."""
     found = [current_task().id]
     current_task().logger.warning("before %s.", current_task().id)
     await asyncio.sleep(0.1)
@@ -194,7 +194,7 @@ async def add_up(
 
 @app.workflow_builder()
 def sum_of_doubles() -> WorkflowSpec[int]:
-    """Two nodes and a third that takes their results; all of their tasks are coroutines."""
+    """Build two nodes and a third that takes their results; all their tasks are coroutines."""
     doubles = [TaskNode(double, kwargs={"value": value}) for value in (3, 4)]
     names = dict(zip(("left", "right"), doubles, strict=True))
     total = TaskNode(add_up, args_from=names, waits_for=doubles)

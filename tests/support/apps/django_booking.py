@@ -62,7 +62,7 @@ def book_with_django(number: int, how: str, tx: TaskTransaction = INJECTED) -> i
 
 @app.task("book_beside_django")
 def book_beside_django(number: int, tx: TaskTransaction = INJECTED) -> int:
-    """Read with Django, write through the task's connection."""
+    """Read through Django's connection, and write through the task's connection."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM bookings")
         (found,) = cursor.fetchone()

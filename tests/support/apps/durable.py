@@ -1,4 +1,4 @@
-"""Durable functions for workers that are killed: every call of a step leaves a line in the journal."""
+"""Durable functions for workers that are killed; every call of a step adds a line to the journal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def note(what: str, token: str) -> None:
 
 
 def act(number: int, pause: float) -> str:
-    """An effect outside the database; no two calls return the same value."""
+    """Create an effect outside the database; no two calls return the same value."""
     token = os.urandom(4).hex()
     time.sleep(pause)
     note(f"act-{number}", token)
@@ -66,7 +66,7 @@ def double(number: int) -> int:
 
 @app.durable("tour", retry_policy=AGAIN)
 def tour(ctx: Durable, pause: float) -> list[str]:
-    """A run with every kind of step and several waits."""
+    """Run every kind of step and several waits."""
     tokens = [ctx.with_options(name="first").step(act, 0, pause)]
     ctx.tx_step(write, 1, pause)
     ctx.sleep(1.05)
@@ -86,7 +86,7 @@ def steps(ctx: Durable, count: int) -> int:
 
 @app.durable("rest", retry_policy=AGAIN)
 def rest(ctx: Durable, label: str) -> str:
-    """A step that lasts until the test releases the label, then a step in the database."""
+    """Run a step that lasts until the test releases the label, then a step in the database."""
 
     def wait_for_release() -> str:
         token = os.urandom(4).hex()
@@ -102,7 +102,7 @@ def rest(ctx: Durable, label: str) -> str:
 
 @app.durable("late", retry_policy=AGAIN, deadline=2.0)
 def late(ctx: Durable, label: str) -> None:
-    """A run that reaches its deadline, either in a step that never ends or while it is parked."""
+    """Reach the deadline of the run, either in an endless step or while the run is parked."""
 
     def never_end() -> None:
         note("wait", "-")
@@ -125,7 +125,7 @@ def write_after_release(tx: TaskTransaction, label: str) -> int:
 
 @app.durable("rest_in_transaction", retry_policy=AGAIN)
 def rest_in_transaction(ctx: Durable, label: str) -> int:
-    """A transaction that lasts until the test releases the label."""
+    """Keep a transaction open until the test releases the label."""
     return ctx.tx_step(write_after_release, label)
 
 
@@ -152,7 +152,7 @@ async def write_async(tx: AsyncTaskTransaction, number: int, pause: float) -> in
 
 @app.durable("async_tour", retry_policy=AGAIN)
 async def async_tour(ctx: AsyncDurable, pause: float) -> list[str]:
-    """``tour`` in an async child, next to other runs."""
+    """Run ``tour`` in an async child, next to other runs."""
     tokens = [await ctx.with_options(name="first", timeout_ms=60_000).step(act_async, 0, pause)]
     await ctx.tx_step(write_async, 1, pause)
     await ctx.sleep(1.05)
@@ -172,9 +172,7 @@ def undo(number: int) -> None:
 
 @app.durable("saga", retry_policy=AGAIN)
 def saga(ctx: Durable, pause: float) -> int:
-    """Effects with clean-up steps, waits between the effects, and a child that is cancelled with the
-    run.
-    """
+    """Run effects with clean-up steps, waits between them, and a child that is cancelled with the run."""
     for number in range(4):
         ctx.on_cancel(undo, number)
         ctx.step(act, number, pause)
@@ -186,7 +184,7 @@ def saga(ctx: Durable, pause: float) -> int:
 
 
 def die_once(point: str, wanted: str) -> None:
-    """Kill this process at the point that the run names, unless it was already killed there."""
+    """Kill this process once, at the point that the run names."""
     marker = f"{os.environ[JOURNAL_VARIABLE]}.{current_task().id}.died"
     if point == wanted and not os.path.exists(marker):
         os.close(os.open(marker, os.O_CREAT))
@@ -238,7 +236,7 @@ def dies_at_effects(method: Callable[..., Any]) -> Callable[..., Any]:
         os.write(points, b".")
         number = (
             os.lseek(points, 0, os.SEEK_CUR) - 1
-        )  # concurrent steps reach points at the same time
+        )  # Concurrent steps may reach points at the same time.
         os.close(points)
         die_once(str(number), str(wanted_number))
 
@@ -283,7 +281,7 @@ def effect_in_database(tx: TaskTransaction, wanted: str) -> None:
 
 @app.durable("swept", retry_policy=AGAIN, signals={"go": str})
 def swept(ctx: Durable, number: int) -> list[str]:
-    """A run with every kind of step, killed once, before or after the effect with this number."""
+    """Run every kind of step; the run is killed once, before or after the effect with this number."""
     global wanted_number
     wanted_number = number
     try:
@@ -305,7 +303,7 @@ def swept(ctx: Durable, number: int) -> list[str]:
 
 @app.durable("boundary", retry_policy=AGAIN)
 def boundary(ctx: Durable, wanted: str) -> str:
-    """A run that is killed once, at the wanted point."""
+    """Run a durable function that is killed once, at the given point."""
     global wanted_point
     wanted_point = wanted
     try:
@@ -342,7 +340,7 @@ async def absolute(number: int) -> int:
 
 @app.durable("async_swept", retry_policy=AGAIN, signals={"go": str})
 async def async_swept(ctx: AsyncDurable, number: int) -> list[str]:
-    """``swept`` on an event loop."""
+    """Run ``swept`` on an event loop."""
     global wanted_number
     wanted_number = number
     try:
@@ -364,7 +362,7 @@ async def async_swept(ctx: AsyncDurable, number: int) -> list[str]:
 
 @app.durable("async_boundary", retry_policy=AGAIN)
 async def async_boundary(ctx: AsyncDurable, wanted: str) -> str:
-    """``boundary`` on an event loop."""
+    """Run ``boundary`` on an event loop."""
     global wanted_point
     wanted_point = wanted
     try:
@@ -389,7 +387,7 @@ async def async_boundary(ctx: AsyncDurable, wanted: str) -> str:
 
 @app.durable("visit", retry_policy=AGAIN)
 def visit(ctx: Durable, number: int) -> list[str]:
-    """An item of a map, or a node: a step of each kind, a wait and a child."""
+    """Run a step of each kind, a wait and a child, as an item of a map or as a node."""
     tokens = [ctx.with_options(name="first").step(act, number, 0.005)]
     ctx.tx_step(write, 1, 0.005)
     ctx.sleep(1.05)
@@ -426,7 +424,7 @@ VERSIONS = "HORSIES_TEST_VERSIONS"
 
 
 def release_of(version: int) -> Callable[[Durable], list[str]]:
-    """The code of one release; its step names differ from those of the other releases."""
+    """Return the code of one release; its step names differ from the other releases."""
 
     def release(ctx: Durable) -> list[str]:
         tokens = [ctx.with_options(name=f"first of {version}").step(act, version, 0.0)]
@@ -444,20 +442,20 @@ for one in map(int, os.environ.get(VERSIONS, "").split()):
 
 @app.durable("nap", retry_policy=AGAIN)
 def nap(ctx: Durable) -> str:
-    """One step of each kind before a wait, and none after it."""
+    """Run one step of each kind before a wait, and none after it."""
     token = ctx.step(effect, "")
     ctx.tx_step(write, 1, 0.0)
     ctx.sleep(1.05)
     return token
 
 
-# An environment variable: the point at which the worker is killed.
+# The environment variable with the point at which the worker is killed.
 WORKER_DIES = "HORSIES_TEST_WORKER_DIES"
 parked_at: float | None = None
 
 
 def dies_in_turns(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the transaction of a worker's turn: the worker is killed before or after it."""
+    """Wrap the transaction of a worker's turn so that the worker is killed before or after it."""
 
     def die(point: str) -> None:
         if point == os.environ[WORKER_DIES]:

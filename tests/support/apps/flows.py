@@ -49,8 +49,7 @@ def always_busy() -> None:
 
 @app.task("random_text")
 def random_text(length: int) -> TaskResult[str, TaskError]:
-    # The text is hard to compress; otherwise sizes in the database would not show how often it is
-    # stored.
+    # The text is hard to compress, so that sizes in the database show how often it is stored.
     return TaskResult(ok=random.randbytes(length // 2).hex())
 
 
@@ -148,7 +147,7 @@ def maybe_item(number: int, fails_at: int) -> Number:
 
 
 class Inner(WorkflowDefinition[int]):
-    """A run that continues to count from the value of its parent."""
+    """A run that continues its parent's count."""
 
     name = "inner"
     definition_key = "e2e.inner"
@@ -194,7 +193,7 @@ class Risky(WorkflowDefinition[str]):
 
 
 def chain(length: int) -> WorkflowSpec[int]:
-    """Build a chain: each node takes the result of the node before it."""
+    """Build a chain in which each node takes the previous node's result."""
     nodes = [TaskNode(one)]
     for _ in range(length - 1):
         nodes.append(TaskNode(next_step, args_from={"before": nodes[-1]}, waits_for=[nodes[-1]]))
@@ -202,7 +201,7 @@ def chain(length: int) -> WorkflowSpec[int]:
 
 
 def fan(width: int) -> WorkflowSpec[int]:
-    """One node, then many, then one that takes the results of all."""
+    """Build one node, then many nodes, then one node that takes all results."""
     first = TaskNode(one, node_id="first")
     middle = [
         TaskNode(next_step, args_from={"before": first}, waits_for=[first], node_id=f"m{number}")
@@ -226,7 +225,7 @@ def readers(length: int, width: int) -> WorkflowSpec[Any]:
 
 
 def squares(count: int, max_parallel: int | None, seconds: float = 0.0) -> WorkflowSpec[int]:
-    """A map over a list that is computed by the run, and the sum of its results."""
+    """Build a map over a list that the run computes, and the sum of its results."""
     source = TaskNode(numbers_up_to, kwargs={"count": count})
     mapped = MapNode(
         square_slowly,

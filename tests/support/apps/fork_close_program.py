@@ -16,7 +16,7 @@ def main() -> None:
     waiters = app.get_broker().waiters
     future = waiters.watch(UNKNOWN, once=True)
     future.result(20)
-    waiters._lock.acquire()  # another thread of the parent may hold the lock at this moment
+    waiters._lock.acquire()  # Another thread of the parent may hold the lock at this moment.
     child = os.fork()
     if child == 0:
         signal.alarm(10)

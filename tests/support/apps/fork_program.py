@@ -18,7 +18,7 @@ def forked(a: int) -> TaskResult[int, TaskError]:
 
 
 def finished(number: int) -> TaskHandle[int]:
-    """Send a task and end it from outside."""
+    """Send a task and set its outcome from outside."""
     handle = forked.send(number).unwrap()
     with psycopg.connect(sys.argv[1], autocommit=True) as connection:
         connection.execute(
@@ -34,7 +34,7 @@ def show(name: str, handle: TaskHandle[int]) -> None:
 
 def main() -> None:
     mine = finished(1)
-    mine.get(timeout_ms=0)  # the waiters' thread runs before the fork
+    mine.get(timeout_ms=0)  # The waiters' thread starts before the fork.
     unread: TaskHandle[int] = app.handle(mine.task_id)
     child = os.fork()
     if child == 0:

@@ -47,7 +47,7 @@ def main() -> None:
     handle = forked.send(1).unwrap()
     with psycopg.connect(sys.argv[1], autocommit=True) as connection:
         connection.execute("""UPDATE horsies_tasks SET status = 'COMPLETED', result = '{"ok":1}'""")
-    handle.get(timeout_ms=30_000)  # the waiters' thread runs before the fork
+    handle.get(timeout_ms=30_000)  # The waiters' thread starts before the fork.
     for _ in range(FORKS):
         child = os.fork()
         if child == 0:

@@ -1,4 +1,4 @@
-"""An application whose children run start hooks; the environment determines which of them fails."""
+"""An application whose children run start hooks; the environment names the hook that fails."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a task can do to its own process, by name: to its descriptors, signals, limits and event loop.
-
-Every function returns unless it ends the process, so that other tasks follow in the same child.
-``KINDS`` are for any child, ``LOOP_KINDS`` for coroutines in a child that runs several of them.
+"""Harmful functions that a task calls in its own process, by name: they affect its descriptors, signals,
+limits and event loop. Functions that do not end the process return, so that other tasks follow in the
+same child. ``KINDS`` are for any child, ``LOOP_KINDS`` for coroutines in a child that runs several of
+them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from contextlib import contextmanager, suppress
 from horsies.worker import protocol
 from horsies.worker.protocol import FrameKind
 
-# Code that closes "all" descriptors usually stops at this number.
+# Code that closes all descriptors usually stops at this number.
 LAST_DESCRIPTOR = 1100
-# How long a process that a task leaves behind stays alive.
+# The lifetime of a process that a task leaves behind.
 LEFTOVER_SECONDS = 60
 KEPT: list[object] = []
 
@@ -41,7 +41,7 @@ _CATCHABLE = signal.valid_signals() - {
 
 
 def descriptors() -> Iterator[int]:
-    """The open descriptors behind the standard streams."""
+    """Return the open descriptors behind the standard streams."""
     for fd in range(3, LAST_DESCRIPTOR):
         with suppress(OSError):
             os.fstat(fd)
@@ -84,14 +84,14 @@ def make_nonblocking() -> None:
 
 
 def make_streams_nonblocking() -> None:
-    """The worker shares the open files of standard output and error."""
+    """The worker shares the open files of standard output and standard error."""
     for fd in (1, 2):
         with suppress(OSError):
             os.set_blocking(fd, False)
 
 
 def ask_for_signals() -> None:
-    """Have the kernel send SIGIO whenever something arrives."""
+    """Make the kernel send SIGIO whenever data arrives."""
 
     def ask(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
@@ -251,7 +251,9 @@ def forbid_inspection() -> None:
 
 
 def rename_process() -> None:
-    """A name that looks like the end of the name in /proc/PID/stat, followed by the state of a zombie."""
+    """Set a process name that looks like the end of the name in /proc/PID/stat, followed by a zombie's
+    state.
+    """
     _libc.prctl(_PR_SET_NAME, b"x) Z 1 1 (", 0, 0, 0)
 
 
@@ -287,7 +289,7 @@ def leave_thread() -> None:
 
 
 def leave_process() -> None:
-    """Fork as a C library does: no hook of Python runs, and every descriptor stays open."""
+    """Fork as a C library does: without Python's hooks, and with every descriptor left open."""
     _fork_away(lambda: time.sleep(LEFTOVER_SECONDS))
 
 
@@ -303,7 +305,7 @@ def leave_detached_process() -> None:
 
 
 def leave_reader() -> None:
-    """Leave a process that reads the data which the worker sends to this one."""
+    """Leave a process that reads the data that the worker sends to this process."""
 
     def take() -> None:
         read_until = time.monotonic() + LEFTOVER_SECONDS
@@ -338,7 +340,7 @@ def become_another_program() -> None:
 
 
 def stop_itself() -> None:
-    """A task like this ends only by a time limit, or because a person stops it."""
+    """This task ends only by a time limit or a manual stop."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -351,7 +353,7 @@ async def remove_readers() -> None:
 
 
 async def remove_readers_later() -> None:
-    """Remove the readers after this task, and possibly all others, have ended."""
+    """Remove the readers after this task, and possibly after all others."""
     loop = asyncio.get_running_loop()
     loop.call_later(0.3, each, loop.remove_reader)
 

@@ -1,4 +1,4 @@
-"""An application with tasks that attack their own process, and ordinary tasks next to them."""
+"""An application with tasks that attack their own process, next to ordinary tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.apps.programs import read_config
 from tests.support.workers import JOURNAL_VARIABLE
 
 app = Horsies(read_config())
-# A task that stops its own process is ended by this limit.
+# The time limit that ends a task that stops its own process.
 TIME_LIMIT_MS = 1_000
 
 
@@ -25,7 +25,7 @@ def attack(kind: str) -> str:
 
 @app.task("attack_burst", burst=True, timeout_ms=TIME_LIMIT_MS)
 def attack_burst(kind: str) -> str:
-    if kind:  # without an argument, the task is as short as the others of a window
+    if kind:  # Without an argument, the task is as short as the others of a window.
         KINDS[kind]()
     return "done"
 
@@ -60,7 +60,7 @@ async def innocent_async(seconds: float) -> str:
 
 @app.task("wait", burst=True)
 def wait(label: str) -> str:
-    """Wait until the test releases the label, or this task is cancelled."""
+    """Wait until the test releases the label or this task is cancelled."""
     note()
     while not os.path.exists(f"{os.environ[JOURNAL_VARIABLE]}.{label}"):
         time.sleep(0.01)

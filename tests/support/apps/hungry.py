@@ -1,4 +1,4 @@
-"""Tasks with a memory limit, and some that allocate more."""
+"""Tasks with a memory limit, some of which exceed it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEPT: list[bytes] = []
 
 
 def fill(megabytes: int) -> bytes:
-    """Memory that is in use: every page is written."""
+    """Allocate memory and write to every page, so that it is in use."""
     return b"x" * (megabytes * MEGABYTE)
 
 
@@ -54,7 +54,7 @@ def eat_in_threads(threads: int, step_mb: int) -> str:
 
 @app.task("quick", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"]))
 def quick(number: int) -> int:
-    """A task that may wait in a child behind the running one."""
+    """Do nothing; the task may wait in a child behind the running task."""
     return number
 
 
@@ -64,7 +64,7 @@ def quick(number: int) -> int:
     retry_policy=RetryPolicy.fixed([1], auto_retry_for=["MEMORY_LIMIT"], jitter=False),
 )
 def eat_once(megabytes: int) -> str:
-    """Exceed the limit in the first attempt only, with a program that outlives the kill if possible."""
+    """Exceed the limit in the first attempt only, if possible with a program that outlives the kill."""
     write_down("start")
     if current_task().attempt == 1:
         started = subprocess.Popen(["sleep", "600"])
@@ -77,7 +77,7 @@ def eat_once(megabytes: int) -> str:
 
 @app.task("keep", memory_limit_mb=LIMIT_MB)
 def keep(megabytes: int) -> int:
-    """Leave allocated memory behind in the process."""
+    """Leave allocated memory in the process."""
     KEPT.append(fill(megabytes))
     return os.getpid()
 

@@ -1,4 +1,4 @@
-"""Tasks that look themselves up, report progress and stop early, in addition to the other tests' tasks."""
+"""Tasks that query themselves, report progress and stop early, in addition to the other tests' tasks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def hammer(seconds: float) -> TaskResult[list[float], TaskError]:
 
 @app.task("burst")
 def burst() -> TaskResult[None, TaskError]:
-    """Report progress in a burst, then do something else until asked to stop."""
+    """Report progress in a burst, then do other work until asked to stop."""
     task = current_task()
     for done in range(1, 51):
         task.progress(done, 50, "read")

@@ -33,7 +33,7 @@ def plain(ms: int = 0) -> None:
 
 @app.task("twice", key="tenant")
 def twice(tenant: str) -> str:
-    """Fail in the first attempt; the retry follows a little later."""
+    """Fail in the first attempt; the retry follows shortly afterwards."""
     from horsies import current_task
 
     if current_task().attempt == 1:

@@ -1,4 +1,4 @@
-"""Five queues: alarms in the first, very short tasks in all of them."""
+"""Five queues: alarms in the first queue, very short tasks in all of them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ app = Horsies(
 
 @app.task("alarm", queue_name="first")
 def alarm() -> None:
-    """A task that needs its own child."""
+    """Run in a separate child."""
 
 
 @app.task("blink", queue_name="last", burst=True)
 def blink() -> None:
-    """A task that is short enough to wait in a child."""
+    """Run for so short a time that the task may wait in a child."""

@@ -56,7 +56,7 @@ ALWAYS = RetryPolicy.fixed(
 
 
 def _write(what: str, queue: str, key: str, number: int) -> None:
-    """Append one line; the kernel writes it as a whole."""
+    """Append one line in a single write."""
     line = f"{time.monotonic():.6f} {os.getpid()} {what} {queue} {key} {number}\n".encode()
     journal = os.open(f"{JOURNAL}.keys", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:

@@ -1,4 +1,4 @@
-"""A dashboard of one page whose rows come from a file that the test changes: `python -m … FILE PORT`."""
+"""A dashboard with one page whose rows come from a file that the test changes: `python -m … FILE PORT`."""
 
 from __future__ import annotations
 

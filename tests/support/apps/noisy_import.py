@@ -1,6 +1,5 @@
-"""An application whose import prints and opens files; the environment decides what else it does.
-
-The import may never finish in child processes, or may arrange another signal for the end of the worker.
+"""An application whose import prints and opens files. Depending on the environment, the import also
+hangs in child processes, or sets another signal for the worker's exit.
 """
 
 from __future__ import annotations

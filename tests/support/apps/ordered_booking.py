@@ -1,4 +1,4 @@
-"""Tasks with effects in a queue that runs the tasks of each key one after the other."""
+"""Tasks with effects, in a queue that runs the tasks of each key one after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from horsies import (
 from tests.support.apps.booking import AGAIN, insert
 from tests.support.workers import HARDLY_POLLS, QUICK_RECOVERY, broker_settings
 
-# How many numbers each key has.
+# The count of numbers per key.
 SPAN = 100
 
 app = Horsies(

@@ -29,7 +29,7 @@ logger = logging.getLogger("personal")
 
 
 def make_provider() -> Any:
-    """A provider that exports each span when the span ends."""
+    """Return a provider that exports each span as soon as it ends."""
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
     return file_provider(SimpleSpanProcessor)
@@ -67,18 +67,18 @@ def length(text: str) -> int:
 
 @app.task("repeat")
 def repeat(text: str) -> str:
-    """A result as large as its argument."""
+    """Return a result as large as the argument."""
     return text
 
 
 @app.task("remind", rate=Rate(count=1, per_seconds=3_600))
 def remind(customer: str) -> None:
-    """One reminder per hour for all recipients together."""
+    """Send one reminder per hour for all recipients together."""
 
 
 @app.task("write", rate=Rate(count=1_000, burst=1_000))
 def write(customer: str) -> None:
-    """A rate that never delays a task."""
+    """The rate never delays a task."""
 
 
 @app.task("collect", batch=Batch(size=10))
@@ -100,7 +100,7 @@ def greet_person(customer: str) -> str:
 
 @app.workflow_builder(cases=[{"customer": "bert"}])
 def journey(customer: str) -> WorkflowSpec[Any]:
-    """A run with a signal, a failure and a node that never runs."""
+    """Build a run with a signal, a failure and a node that never runs."""
     first = TaskNode(greet, kwargs={"customer": customer})
     word = SignalNode("word", value_type=str, node_id="word")
     broken = TaskNode(refuse, kwargs={"customer": customer}, waits_for=[first])

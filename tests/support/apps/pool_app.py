@@ -1,4 +1,4 @@
-"""A small application for children to load; nothing in it needs a database."""
+"""A small application for children to load; it needs no database."""
 
 from __future__ import annotations
 

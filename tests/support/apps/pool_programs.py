@@ -1,6 +1,4 @@
-"""The programs that children of these tests execute instead of an application: small functions by
-name.
-"""
+"""Programs that children execute instead of an application: small functions by name."""
 
 from __future__ import annotations
 
@@ -247,7 +245,7 @@ async def wait_for_ever(journal: str, ignores_stop: bool) -> None:
 
 
 async def clean_up_slowly(journal: str, gate: str) -> None:
-    """When stopped, wait for a byte from the named pipe."""
+    """Wait for a byte from the named pipe after a stop."""
     note(journal, "begun")
     try:
         await asyncio.sleep(600)
@@ -393,14 +391,14 @@ def flood_stdout(byte_count: int) -> int:
 
 
 def write_forgery(kind: str) -> None:
-    """Send a frame in the name of the child, with the child's mark."""
+    """Send a forged frame with the child's mark."""
     own_parent().send(FORGERIES[kind])
     while True:
         time.sleep(60)
 
 
 def send_half_a_report() -> None:
-    """Send part of a report with the child's mark; the child sends nothing more."""
+    """Send part of a report with the child's mark, then nothing."""
     parent = own_parent()
     parent.socket.send(parent.marked(FORGERIES["other task"])[:-3])
     while True:
@@ -408,7 +406,7 @@ def send_half_a_report() -> None:
 
 
 def own_parent() -> ParentSocket:
-    """Return the object with which this child reaches its worker, found in a calling stack frame."""
+    """Return the child's connection object, found in a calling stack frame."""
     frame = inspect.currentframe()
     while frame is not None:
         if isinstance(found := frame.f_locals.get("parent"), ParentSocket):
@@ -418,7 +416,7 @@ def own_parent() -> ParentSocket:
 
 
 def note_and_steal(path: str, name: str, gate: str, count: int) -> None:
-    """Each time the gate opens, read this many of the bytes that the worker has sent to this process."""
+    """Read this many of the worker's bytes to this process each time the gate opens."""
     note(path, name)
     with open(gate, "rb") as opened:
         opened.read(1)
@@ -479,7 +477,7 @@ def describe_process_state() -> list[Any]:
 
 
 def change_user() -> None:
-    """Change to another user and back: the kernel then drops the death signal."""
+    """Change to another user and back, which makes the kernel drop the death signal."""
     os.seteuid(65534)
     os.seteuid(0)
 
@@ -518,7 +516,7 @@ def raise_task_stopped() -> None:
 
 
 def shorten_shared_memory() -> list[str]:
-    """Try to make the worker read beyond the end of the memory it shares with this child."""
+    """Shorten the shared memory, so that the worker would read beyond its end."""
     refused = []
     found = [one for one in os.listdir("/proc/self/map_files") if _is_shared_memory(one)]
     for name in found:

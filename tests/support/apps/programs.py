@@ -1,4 +1,4 @@
-"""The application that the workers of these tests run, with a task for everything that a task can do.
+"""The application of these tests' workers, with a task for every behaviour of tasks.
 The environment determines its database, its journal and its configuration.
 """
 
@@ -36,7 +36,7 @@ app = Horsies(read_config())
 
 
 def write_down(what: str, label: str = "") -> None:
-    """Add a line to the journal; it is on disk when this returns."""
+    """Add a line to the journal; return once it is on disk."""
     task = current_task()
     line = {
         "what": what,
@@ -210,7 +210,7 @@ def fail_on_schedule() -> TaskResult[str, TaskError]:
 
 
 class Away(Exception):
-    """A base class of a library's own exceptions."""
+    """A base class of a library's exceptions."""
 
 
 class Unplugged(Away):
@@ -245,7 +245,7 @@ def ask_for_one_retry() -> TaskResult[str, TaskError]:
     raise RetryLater(0)
 
 
-# The text is random, because an index compresses its entries.
+# The text is random, because an index compresses repetitive entries.
 LONG_CODE = "".join(random.Random(1).choices(string.ascii_uppercase, k=5_000))
 
 
@@ -290,7 +290,7 @@ def kill_itself(number: int) -> TaskResult[int, TaskError]:
 
 @app.task("write_to_descriptor")
 def write_to_descriptor(descriptor: int) -> TaskResult[str, TaskError]:
-    """Write like a C library, without Python's stream objects; return the name of the file."""
+    """Write as a C library does, without Python's stream objects; return the name of the file."""
     os.write(descriptor, b"words\n")
     return TaskResult(ok=os.readlink(f"/proc/self/fd/{descriptor}"))
 
@@ -387,9 +387,9 @@ def start_grandchild() -> TaskResult[str, TaskError]:
 
 @app.task("start_programs")
 def start_programs(*, changes_user: bool = False, ends: bool = False) -> TaskResult[str, TaskError]:
-    """Start programs in the child's group, in their own session, and as an orphan."""
+    """Start programs in the child's process group, in their own session, and as an orphan."""
     if changes_user:
-        # The kernel forgets the death signal with the first of the two changes.
+        # The first of the two changes makes the kernel forget the death signal.
         os.seteuid(65534)
         os.seteuid(0)
     plain = subprocess.Popen(["sleep", "600"])

@@ -1,4 +1,4 @@
-"""An application with queues of every kind: served first, capped, closed by a cap of zero, plain."""
+"""An application with four kinds of queues: served first, capped, closed by a cap of zero, and plain."""
 
 from __future__ import annotations
 

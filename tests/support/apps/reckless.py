@@ -1,4 +1,6 @@
-"""Tasks that try to separate their effects from their outcome: threads, forks, statements, leftovers."""
+"""Tasks that try to separate their effects from their outcome, with threads, forks, statements and
+leftover state.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ kept: list[Any] = []
 
 
 def try_insert(connection: psycopg.Connection[Any], row: tuple[Any, ...], label: str) -> None:
-    """Write a row and record whether the connection accepted it."""
+    """Try to write a row, and record whether the connection accepted it."""
     try:
         connection.execute(INSERT, row)
     except Exception as error:
@@ -43,7 +45,7 @@ def raising_at_exit() -> Iterator[None]:
 
 @app.task("write_later")
 def write_later(number: int, label: str, how: str, tx: TaskTransaction = INJECTED) -> int:
-    """Leave a thread behind that writes when the test releases the label."""
+    """Leave a thread behind that writes once the test releases the label."""
     insert(tx, number)
     connection = tx.connection
     row = (number + 1, tx.attempt, current_task().id)
@@ -60,7 +62,7 @@ def write_later(number: int, label: str, how: str, tx: TaskTransaction = INJECTE
 
 @app.task("return_beside_a_thread")
 def return_beside_a_thread(number: int, tx: TaskTransaction = INJECTED) -> int:
-    """Return while a thread is inside a statement."""
+    """Return while a thread is executing a statement."""
     insert(tx, number)
     connection = tx.connection
     threading.Thread(target=_sleep_in_session, args=(connection,), daemon=True).start()
@@ -78,7 +80,7 @@ def _sleep_in_session(connection: psycopg.Connection[Any]) -> None:
 
 @app.task("fork")
 def fork(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
-    """Fork, and use the transaction in both processes."""
+    """Fork and use the transaction in both processes."""
     insert(tx, number)
     connection, row = tx.connection, (number + 1, tx.attempt, current_task().id)
     if how == "multiprocessing":
@@ -100,7 +102,7 @@ def fork(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
 
 
 def execute_in_some_way(connection: psycopg.Connection[Any], how: str) -> None:
-    """Execute a statement by psycopg's other methods, or below psycopg."""
+    """Execute a statement with psycopg's other methods, or below psycopg."""
     match how:
         case "composed":
             connection.execute(sql.SQL("COMMIT"))
@@ -122,7 +124,7 @@ def execute_in_some_way(connection: psycopg.Connection[Any], how: str) -> None:
 
 @app.task("meddle")
 def meddle(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
-    """Write a row, and change the transaction or the session."""
+    """Write a row, then change the transaction or the session."""
     insert(tx, number)
     connection = tx.connection
     match how:
@@ -176,7 +178,7 @@ def prepare_and_roll_back(number: int, tx: TaskTransaction = INJECTED) -> int:
 
 @app.task("record_in_savepoint")
 def record_in_savepoint(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
-    """Record the outcome in a part of the transaction that could be rolled back alone."""
+    """Record the outcome in a savepoint that could be rolled back separately."""
     row = {"number": number, "attempt": tx.attempt, "id": current_task().id}
     with Session(engine) as session:
         session.execute(text("INSERT INTO bookings VALUES (:number, :attempt, :id)"), row)
@@ -216,7 +218,7 @@ async def write_later_async(number: int, how: str, tx: AsyncTaskTransaction = IN
 
 @app.task("cancel_own_commit")
 async def cancel_own_commit(number: int, steps: int, tx: AsyncTaskTransaction = INJECTED) -> int:
-    """Cancel this task's coroutine a few steps of the event loop after it has returned."""
+    """Cancel this task's coroutine a few steps of the event loop after its return."""
     await insert_async(tx, number)
     own, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert own is not None
@@ -231,7 +233,7 @@ async def cancel_own_commit(number: int, steps: int, tx: AsyncTaskTransaction = 
     return number
 
 
-# What a task may leave behind in its session; the next task counts what is there.
+# The state that a task may leave in its session; the next task counts it.
 LEFT_BEHIND = {
     "advisory locks": "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()",
     "channels": "SELECT count(*) FROM pg_listening_channels()",
@@ -275,7 +277,7 @@ def leave_behind(tx: TaskTransaction = INJECTED) -> dict[str, int]:
 
 @app.task("leave_behind_async")
 async def leave_behind_async(tx: AsyncTaskTransaction = INJECTED) -> dict[str, int]:
-    """``leave_behind`` in a coroutine."""
+    """Run ``leave_behind`` in a coroutine."""
     connection, found = await tx.connection(), {}
     for name, query in LEFT_BEHIND.items():
         row = await (await connection.execute(query)).fetchone()

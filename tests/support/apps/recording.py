@@ -1,4 +1,4 @@
-"""Tasks that record their outcome in their own transaction, and wait at one point of it."""
+"""Tasks that record their outcome in their own transaction and pause at a chosen point."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.support.workers import DATABASE_VARIABLE
 __all__ = ["app"]
 
 INSERT = "INSERT INTO bookings VALUES (:number, :attempt, :id)"
-# A transaction that waits must not be idle for two seconds after its outcome is recorded.
+# A waiting transaction must not be idle for two seconds after it has recorded its outcome.
 BRIEFLY = text("SELECT pg_sleep(0.01)")
 
 
@@ -76,7 +76,7 @@ def noting_stop() -> Iterator[None]:
         write_down("asked to stop")
         before(number, frame)
 
-    signal.signal(signal.SIGTERM, note)  # the child restores its own handler
+    signal.signal(signal.SIGTERM, note)  # The child restores its own handler.
     yield
 
 
@@ -119,7 +119,7 @@ async def rest_async(label: str) -> None:
 
 
 def record(number: int, point: str, tx: TaskTransaction) -> int:
-    """Write, record and commit; wait before, between or after."""
+    """Write, record and commit, with a wait before, between or after them."""
     with noting_stop(), Session(engine) as session:
         session.execute(text(INSERT), row_of(tx, number))
         if point == "written":
@@ -162,7 +162,7 @@ async def record_or_return_async(
 
 @app.task("record_in_a_task", on_stop="requeue")
 async def record_in_a_task(number: int, point: str, tx: AsyncTaskTransaction = INJECTED) -> int:
-    """Record in another task of the event loop."""
+    """Record in another asyncio task."""
     return await asyncio.create_task(record_async(number, point, tx))
 
 
@@ -201,7 +201,7 @@ async def record_when_stopped_async(number: int, tx: AsyncTaskTransaction = INJE
 
 @app.task("stop_after_commit")
 def stop_after_commit(number: int, tx: TaskTransaction = INJECTED) -> int:
-    """Raise the worker's exception after the commit."""
+    """Raise the worker's stop exception after the commit."""
     record(number, "", tx)
     raise TaskStopped
 

@@ -1,4 +1,5 @@
-"""Two releases of one application, for deployments: the environment says which release a process runs.
+"""Two releases of one application, for tests of deployments; the environment selects the release of a
+process.
 
 Release 2 adds tasks, a sub-workflow and parameters, makes a parameter optional and renames one; it drops a
 task.
@@ -26,7 +27,7 @@ def done(what: str, release: int, number: int, note: str = "") -> Done:
 
 
 def make(release: int) -> SimpleNamespace:
-    """The application of a release, and its tasks."""
+    """Return the application of a release, with its tasks."""
     app = Horsies(read_config())
 
     @app.task("shared")
@@ -117,7 +118,7 @@ app = tasks.app
 
 
 class Changed(WorkflowDefinition[int]):
-    """A sub-workflow of both releases; the second one gives it another parameter."""
+    """A sub-workflow of both releases, with another parameter in the second release."""
 
     name = "changed"
     definition_key = "releases.changed"
@@ -151,7 +152,7 @@ if RELEASE == 2:
             return app.workflow(cls.name, [only], output=only, definition_key=cls.definition_key)
 
     def new_workflow(number: int) -> Any:
-        """A run with new tasks and sub-workflows next to old ones."""
+        """Build a run with new tasks and sub-workflows next to old ones."""
         old = TaskNode(tasks.shared, kwargs={"number": number}, node_id="old")
         new = TaskNode(
             tasks.extended, kwargs={"number": number, "note": "n"}, waits_for=[old], node_id="new"

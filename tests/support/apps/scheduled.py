@@ -1,4 +1,4 @@
-"""The application of the schedulers: that of the workers, with a task and a workflow that record their
+"""The schedulers' application: the workers' application, plus a task and a workflow that record their
 slot.
 """
 
@@ -33,7 +33,7 @@ def note_end(before: TaskResult[None, TaskError], label: str) -> TaskResult[str,
 
 
 class SlotFlow(WorkflowDefinition[str]):
-    """A run that records its slot, then its end."""
+    """A run that records its slot, then its finish."""
 
     name = "slot flow"
     definition_key = "e2e.slot-flow"
@@ -48,7 +48,7 @@ class SlotFlow(WorkflowDefinition[str]):
 
 
 class SlowFlow(WorkflowDefinition[None]):
-    """A workflow that takes long to build."""
+    """A workflow whose build takes a long time."""
 
     name = "slow flow"
     definition_key = "e2e.slow-flow"

@@ -1,4 +1,4 @@
-"""A producer whose clock may be wrong: it sends the tasks that the test needs and prints their ids."""
+"""A producer with a possibly wrong clock: it sends the tasks that the test needs and prints their ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.apps.programs import app, fail_then_work, noop, sleep_again
 
 
 def main(good_until: str) -> None:
-    """Send one task of each kind that depends on time."""
+    """Send one task of each time-dependent kind."""
     deadline = datetime.fromisoformat(good_until)
     sent = {
         "delayed": noop.schedule(2).unwrap().task_id,

@@ -1,4 +1,4 @@
-"""Tasks that log: in threads, before a crash, in transactions, in runs that wait."""
+"""Tasks that log in threads, before a crash, in transactions, and in runs that wait."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def wait_here(label: str) -> str:
 
 @app.task("short", burst=True, retry_policy=AGAIN)
 def short(number: int) -> int:
-    """A task for windows, which kills its child now and then."""
+    """A task for windows that sometimes kills its child."""
     note(f"number {number}")
     if number % 25 == 7 and current_task().attempt == 1:
         os._exit(3)

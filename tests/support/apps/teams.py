@@ -1,4 +1,4 @@
-"""An application whose queues are served by different workers, with a cap of one task in all."""
+"""An application whose queues are served by different workers, with a cap of one task in total."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ app = Horsies(
         ],
         cluster_wide_cap=1,
         recovery=RecoveryConfig(check_interval_ms=1_000),
-        # Polls are so rare that only notifications and due times can start tasks in time.
+        # Polls are rare, so that only notifications and due times start tasks in time.
         resilience=WorkerResilienceConfig(notify_poll_interval_ms=300_000),
     )
 )

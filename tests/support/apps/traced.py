@@ -1,4 +1,6 @@
-"""An application that traces if its environment says so; its spans go to a file, one per line."""
+"""An application with optional tracing, set by the environment; its spans are written to a file, one per
+line.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ app = Horsies(read_config())
 
 
 def make_provider() -> Any:
-    """The provider exports late, so that only a flush can have exported the spans of a child."""
+    """The provider exports late, so that only a flush exports the spans of a child."""
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     return file_provider(
@@ -30,7 +32,7 @@ if os.environ.get(SPANS_VARIABLE):
 
 @app.task("look")
 def look() -> str:
-    """Return the trace that the task's code belongs to."""
+    """Return the trace of the task's code."""
     from opentelemetry import trace
 
     current_task().logger.warning("looking")
@@ -46,7 +48,7 @@ async def look_async() -> str:
 
 @app.task("request")
 def request() -> list[str]:
-    """Send tasks from inside a span of the application."""
+    """Send tasks inside a span of the application."""
     from opentelemetry import trace
 
     with trace.get_tracer("shop").start_as_current_span("request"):
@@ -71,7 +73,7 @@ def die() -> None:
 
 @app.task("stay", timeout_ms=300)
 def stay() -> None:
-    """Stop when the time limit is reached."""
+    """Wait until the time limit stops the task."""
     time.sleep(60)
 
 
@@ -82,7 +84,7 @@ def double(value: int) -> int:
 
 @app.task("run_flow")
 def run_flow() -> str:
-    """Start a run of two nodes."""
+    """Start a run with two nodes."""
     first = double.node(node_id="first")(value=1)
     second = double.node(node_id="second")(value=from_node(first))
     spec = app.workflow(
@@ -93,5 +95,5 @@ def run_flow() -> str:
 
 @app.task("modules")
 def modules() -> list[str]:
-    """The modules of OpenTelemetry that this process has imported."""
+    """Return the modules of OpenTelemetry that this process has imported."""
     return [name for name in sys.modules if name.split(".")[0] == "opentelemetry"]

@@ -1,4 +1,4 @@
-"""Tasks and definitions that take values from a workflow; nothing in here needs a database."""
+"""Tasks and definitions that take values from a workflow, without a database."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def summarise(workflow_ctx: WorkflowContext) -> TaskResult[list[Any], TaskError]
 
 
 class Doubling(WorkflowDefinition[int]):
-    """A sub-workflow with its own parameters, given or taken from another node."""
+    """A sub-workflow with its own parameters, passed directly or taken from another node."""
 
     name = "doubling"
     definition_key = "tests.worker.doubling"

@@ -1,6 +1,4 @@
-"""The oracle and the database side by side: every action is applied to both, and the results are
-compared.
-"""
+"""Applies every action to both the oracle and the database, and compares their results."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ class Duet:
         (run_id,) = self.start(shape)
         return run_id
 
-    # The work that can be done
+    # The possible work
 
     def places(self, *states: str) -> list[Place]:
         """Return the tasks in these states, in a fixed order."""
@@ -97,7 +95,7 @@ class Duet:
         self.oracle.finish(ends)
 
     def finish_turn(self, *ends: End) -> None:
-        """End running tasks as a worker does: successes, then failures."""
+        """Record running tasks' outcomes as a worker does: successes, then failures."""
         self.engine.finish_turn(ends)
         for good in (True, False):
             part = [end for end in ends if (end.state == "COMPLETED") is good]
@@ -111,9 +109,7 @@ class Duet:
         self.finish(*(self.failed(place) for place in places))
 
     def success(self, place: Place, value: Any = None) -> End:
-        """Return a successful end: a plan for a sub-workflow, the value of a signal, otherwise the
-        value.
-        """
+        """Return a success: a plan for a sub-workflow, the value of a signal, otherwise the value."""
         node = self.node(place)
         if node.shape.kind == "workflow":
             return End(place, "COMPLETED", None, new_id(), node.shape.child)
@@ -167,7 +163,7 @@ class Duet:
     # Whether they agree.
 
     def check(self) -> None:
-        """Compare everything, including the order of the tasks created since the previous check."""
+        """Compare the states, including the order of the tasks created since the previous check."""
         assert_agree(self.connection, self.oracle)
         assert self.engine.problems_of(list(self.oracle.runs)) == []
         self._check_order()

@@ -1,8 +1,7 @@
-"""The database's side of a workflow, driven as workers and people drive it.
-
-It executes the statements of the catalogues, and plain updates of task rows where a test needs a change
-that no worker makes in one statement. Plans are written directly, so nothing here depends on the way users
-write workflows.
+"""A workflow in the database, with the changes that workers and operators make. It executes the
+statements of the catalogues, and updates task rows directly if a test needs a change that no worker
+makes in one statement. Plans are written directly, so nothing here depends on the way users write
+workflows.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from tests.support.oracle.tree import End, Place
 WORKER = "tester"
 ERROR_CODES = {"CANCELLED": "TASK_CANCELLED", "EXPIRED": "TASK_EXPIRED"}
 
-# The current task of a place: the node's own, or the last one made for the item.
+# The current task of a place: the node's own task, or the item's newest task.
 FIND_TASKS = """
 SELECT wanted.place, task.id::text AS id, task.generation
 FROM unnest(%s::uuid[], %s::integer[], %s::integer[])
@@ -133,24 +132,24 @@ class Engine:
         return answer
 
     def lock(self, run_ids: Iterable[str]) -> None:
-        """Lock the roots of these runs, as a turn does before it ends their tasks."""
+        """Lock the roots of these runs, as a turn does before it records their tasks' outcomes."""
         lock_runs.fetch(self.connection, sorted(set(run_ids)))
 
     def tasks(self, places: Sequence[Place]) -> list[tuple[str, int]]:
-        """Return the task of each place and its generation."""
+        """Return the task of each place with its generation."""
         runs, indexes, items = (list(column) for column in zip(*places, strict=True))
         found = self.connection.execute(FIND_TASKS, (runs, indexes, items)).fetchall()
         assert len(found) == len(places)
         return [(task_id, generation) for _, task_id, generation in found]
 
     def claim(self, places: Sequence[Place], state: str = "RUNNING") -> int:
-        """Take these tasks, to run them now or (CLAIMED) soon; return how many could be taken."""
+        """Claim these tasks, as RUNNING or CLAIMED; return the number of claimed tasks."""
         ids = [task_id for task_id, _ in self.tasks(places)]
         taken = self.connection.execute(CLAIM, (state, WORKER, state, state, state, ids))
         return taken.rowcount
 
     def finish(self, ends: Sequence[End]) -> None:
-        """End all of these tasks with one update, each with its own outcome."""
+        """End all of these tasks with one update, each task with its own outcome."""
         with self.connection.transaction():
             self.lock(end.place[0] for end in ends)
             ids = [task_id for task_id, _ in self.tasks([end.place for end in ends])]
@@ -163,7 +162,7 @@ class Engine:
             assert changed.rowcount == len(ends)
 
     def finish_turn(self, ends: Sequence[End]) -> None:
-        """End running tasks as a worker's turn does: first the successes, then the failures."""
+        """End running tasks as a worker's turn does: first successes, then failures."""
         good = [end for end in ends if end.state == "COMPLETED"]
         bad = [end for end in ends if end.state != "COMPLETED"]
         with self.connection.transaction():
@@ -201,7 +200,7 @@ class Engine:
         assert len(done) == len(ends)
 
     def give_back(self, places: Sequence[Place]) -> int:
-        """Retry running tasks later, where a retry is still allowed; return how many are retried."""
+        """Retry running tasks later if a retry is still allowed; return the number of retried tasks."""
         ids, generations = zip(*self.tasks(places), strict=True)
         count = len(places)
         nothing: list[str | None] = [None] * count
@@ -227,13 +226,13 @@ class Engine:
         return row.applied
 
     def result_text(self, end: End) -> str | None:
-        """Return the result that the task stores."""
+        """Return the text of the result that the task stores."""
         if end.child_id is not None:
             return json.dumps({"ok": self._child_plan(end)})
         return None if end.result is None else json.dumps(end.result)
 
     def _child_plan(self, end: End) -> dict[str, Any]:
-        """Return the answer of an expansion task."""
+        """Return the result of an expansion task."""
         assert end.child_id is not None
         assert end.child is not None
         found = self.connection.execute(

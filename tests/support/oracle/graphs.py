@@ -58,7 +58,7 @@ def _nodes(draw: st.DrawFn, index: int, depth: int, *, with_optional: bool) -> N
 
 
 def _sources(index: int) -> st.SearchStrategy[tuple[int, ...]]:
-    """Up to five earlier nodes, near ones more often than far ones."""
+    """Draw up to five earlier nodes, preferring near ones."""
     if index == 0:
         return st.just(())
     near = st.integers(1, min(index, 6)).map(lambda back: index - back)

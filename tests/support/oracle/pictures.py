@@ -1,6 +1,4 @@
-"""Descriptions of runs, from the oracle and from the database, in the same form so that they can be
-compared.
-"""
+"""Descriptions of runs from the oracle and from the database, in the same form for comparison."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ ORDER BY node.workflow_id, node.task_index, item.item_index
 
 
 def assert_agree(connection: Connection[Any], oracle: Oracle) -> None:
-    """Compare every run the oracle knows with its rows."""
+    """Compare every run of the oracle with its rows."""
     stored = stored_picture(connection, sorted(oracle.runs))
     expected = {run.id: expected_run(run) for run in oracle.runs.values()}
     for run_id, run in expected.items():
@@ -54,7 +52,7 @@ def assert_agree(connection: Connection[Any], oracle: Oracle) -> None:
 
 
 def bare(value: Any) -> Any:
-    """Leave out texts whose wording is free."""
+    """Remove texts whose wording may vary."""
     if isinstance(value, list):
         return [bare(element) for element in value]
     if not isinstance(value, dict):
@@ -119,7 +117,7 @@ def _expected_task(node: Node) -> tuple[Any, ...] | None:
 
 
 def _held(node: Node, work: Work) -> bool | None:
-    """Whether the task is on hold; None for a task that has ended, where it does not matter."""
+    """Return whether the task is on hold, or None for an ended task, for which it is irrelevant."""
     return node.run.status == "PAUSED" if work.is_open else None
 
 
@@ -141,7 +139,7 @@ def _expected_item(node: Node, place: int, work: Work) -> tuple[Any, ...]:
 
 
 def stored_picture(connection: Connection[Any], run_ids: list[str]) -> dict[str, Picture]:
-    """Return every run as its rows show it."""
+    """Return every run as described by its rows."""
     found = {
         row[0]: _stored_run(row)
         for row in connection.execute(READ_RUNS.encode(), (run_ids,)).fetchall()

@@ -1,4 +1,4 @@
-"""Plans written directly: the JSON that a run starts from, made from a shape and nothing else."""
+"""Plans without the library's builder: the JSON from which a run starts, created from a shape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TASK_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Above:
-    """The node, in the run above, that a run belongs to."""
+    """The node of the parent run that a run belongs to."""
 
     run_id: str
     index: int

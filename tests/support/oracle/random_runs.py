@@ -1,4 +1,4 @@
-"""Random runs of all kinds: the specification for the workers and the shape for the oracle."""
+"""Random runs of all kinds: a specification for the workers and a shape for the oracle."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The rules of workflows in plain Python: the expected state of a tree of runs.
-
-The rules are written from the specification. They keep whole graphs in memory and make every decision
-again from the neighbouring nodes, without counters or sets of changed rows. Ends that are recorded together
-count together, and their consequences come afterwards.
+"""The rules of workflows in plain Python, which compute the expected state of a tree of runs. The rules
+follow the specification. They keep whole graphs in memory and derive every decision from the
+neighbouring nodes, without counters or sets of changed rows. Outcomes recorded together are counted
+together, before their consequences.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ UNSTARTED = frozenset({"PENDING", "CLAIMED"})
 
 
 class Oracle:
-    """Any number of trees of runs, which workers and people change.
-
-    ``step`` is how many items of a map become tasks at a time.
+    """Any number of trees of runs, which workers and operators change. ``step`` is the number of map
+    items that become tasks at a time.
     """
 
     def __init__(self, step: int = 1_000) -> None:
@@ -135,7 +133,7 @@ class Oracle:
             self.work(place).state = "PENDING"
 
     def finish(self, ends: Sequence[End]) -> None:
-        """Record ends that happen together, with everything that follows."""
+        """Record simultaneous outcomes with all their consequences."""
         maps: list[Node] = []
         ended: list[Node] = []
         for end in ends:
@@ -175,7 +173,7 @@ class Oracle:
         self._catch_up(resumed)
 
     def _catch_up(self, runs: Sequence[Run]) -> None:
-        """Catch up on these runs: first ends are counted, then nodes start, then runs end."""
+        """Update these runs: first count outcomes, then start nodes, then end runs."""
         ended = [node for run in runs for node in run.uncounted() if node.has_ended]
         self._count_ends(ended, fresh=False)
         skipped, ready = self._decisions(node for run in runs for node in run.nodes)
@@ -183,7 +181,7 @@ class Oracle:
         self._count_ends([node for run in runs for node in self._finish_run(run)])
 
     def _count_ends(self, ended: Sequence[Node], *, fresh: bool = True) -> None:
-        """Count these ends in runs that are RUNNING, and then their consequences."""
+        """Count these outcomes in RUNNING runs, then apply their consequences."""
         while ended:
             if fresh:
                 self._pause_where_required(ended)
@@ -228,7 +226,7 @@ class Oracle:
         return skipped, ready
 
     def _enqueue(self, nodes: Sequence[Node]) -> list[Node]:
-        """Make tasks of these nodes; return the nodes that ended immediately."""
+        """Create tasks for these nodes; return the nodes that ended immediately."""
         ended = []
         moment: list[Place] = []
         for node in nodes:
@@ -267,7 +265,7 @@ class Oracle:
         self._add_items(node)
 
     def _add_items(self, node: Node) -> None:
-        """Make tasks of the next items; as many of them may run immediately as there are free places."""
+        """Create tasks for the next items; as many may run immediately as there are free places."""
         chosen, node.waiting = node.waiting[: self.step], node.waiting[self.step :]
         for place in chosen:
             busy = sum(work.is_open and not work.parked for work in node.items)
@@ -276,7 +274,7 @@ class Oracle:
         self.enqueued.append([(node.run.id, node.index, place) for place in chosen])
 
     def _next_item(self, node: Node, *, was_parked: bool) -> None:
-        """When a place of ``max_parallel`` becomes free, the first waiting item takes it."""
+        """Give a free place of ``max_parallel`` to the first waiting item."""
         if was_parked:
             return
         for work in node.items:
@@ -296,7 +294,7 @@ class Oracle:
         return True
 
     def _expand(self, node: Node, child_id: str | None) -> None:
-        """Start a sub-workflow, whose plan has arrived, below a run that continues."""
+        """Start a sub-workflow with its new plan, below a run that continues."""
         assert child_id is not None
         assert node.shape.child is not None
         if not node.run.is_open:
@@ -307,9 +305,7 @@ class Oracle:
         node.child.status = node.run.status
 
     def _finish_run(self, run: Run) -> list[Node]:
-        """End a run in which nothing is open; return the node that the run belongs to, if that node
-        ended too.
-        """
+        """End a run without open nodes; return the parent node if it ended too."""
         if run.status != "RUNNING" or run.uncounted():
             return []
         failed = [node for node in run.nodes if node.status == "FAILED"]
@@ -337,9 +333,7 @@ class Oracle:
         return [node]
 
     def _stop(self, runs: Sequence[Run], status: str, reason: dict[str, Any]) -> None:
-        """Cancel or expire a run: nodes that have not started are skipped, running tasks end by
-        themselves.
-        """
+        """Cancel or expire a run: skip nodes that have not started, and let running tasks finish."""
         stopped = [run for run in runs if run.is_open]
         for run in stopped:
             run.status, run.error = status, reason
@@ -361,7 +355,7 @@ class Oracle:
         self._count_ends(parents)
 
     def _set_back(self, run: Run, indexes: Sequence[int] | None) -> list[Node]:
-        """Reset the failed nodes, and the nodes skipped because of them; return the failed ones."""
+        """Reset the failed nodes and the nodes skipped because of them; return the failed nodes."""
         failed = [
             node
             for node in run.nodes
@@ -387,7 +381,7 @@ class Oracle:
         return failed
 
     def _take_back(self, run: Run, nodes: Sequence[Node]) -> None:
-        """Tasks that the failure released into the queue wait again for the node that is retried."""
+        """Make tasks that the failure had started wait again for the retried node."""
         for node in run.nodes:
             follows = any(run.nodes[index] in nodes for index in node.shape.after)
             in_queue = node.work is not None and node.work.state in UNSTARTED
@@ -396,7 +390,7 @@ class Oracle:
                 node.status, node.work = "PENDING", None
 
     def _retry_children(self, nodes: Sequence[Node]) -> None:
-        """For nodes whose child run failed, retry only the failed nodes of that run."""
+        """Retry only the failed nodes of the child runs of these nodes."""
         for node in nodes:
             assert node.child is not None
             self._retry_child(node.child)
@@ -410,7 +404,7 @@ class Oracle:
 
 
 def join(node: Node) -> str:
-    """Return the next status of a waiting node, given the nodes that it depends on."""
+    """Return the next status of a waiting node from the nodes that it depends on."""
     if node.status != "PENDING":
         return node.status
     ends = [node.run.nodes[index] for index in node.shape.after]
@@ -430,7 +424,7 @@ def join(node: Node) -> str:
 
 
 def _dependents(ended: Sequence[Node]) -> list[Node]:
-    """Return the nodes after these, run by run and in the order of their indexes."""
+    """Return the nodes that depend on these nodes, run by run in index order."""
     after = {(node.run, index) for node in ended for index in node.run.shape.dependents[node.index]}
     runs = list(dict.fromkeys(node.run for node in ended))
     return [node for run in runs for node in run.nodes if (run, node.index) in after]

@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, repr=False)
 class NodeShape:
-    """One node; its index is its place in the run's tuple."""
+    """One node; its index is its position in the run's tuple."""
 
     kind: str = "task"
     after: tuple[int, ...] = ()
     join: str = "all"
     min_success: int | None = None
     allow_failed_deps: bool = False
-    # The nodes of ``after`` whose results are offered through the context.
+    # The nodes in ``after`` whose results the context provides.
     context: tuple[int, ...] = ()
     # A failure of an optional node does not pause the run.
     optional: bool = False
@@ -43,12 +43,12 @@ class RunShape:
 
     @property
     def dependents(self) -> tuple[tuple[int, ...], ...]:
-        """The dependents of each node."""
+        """Return the dependents of each node."""
         return self._followers("after")
 
     @property
     def context_dependents(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes that take each node's result through the context."""
+        """Return the nodes that read each node's result through the context."""
         return self._followers("context")
 
     def _followers(self, edge: str) -> tuple[tuple[int, ...], ...]:
@@ -58,12 +58,12 @@ class RunShape:
         )
 
     def pauses(self, index: int) -> bool:
-        """Whether a failure of this node pauses the run."""
+        """Return whether a failure of this node pauses the run."""
         return self.on_error == "pause" and not self.nodes[index].optional
 
 
 def _shown(shape: Any) -> str:
-    """Show only unusual properties, so that a failing example can be read."""
+    """Show only unusual properties, to keep failing examples readable."""
     unusual = [
         f"{one.name}={value!r}"
         for one in fields(shape)
@@ -84,7 +84,7 @@ def chain(length: int, **settings: object) -> RunShape:
 
 
 def fan(width: int, **settings: object) -> RunShape:
-    """Return one task, ``width`` tasks after it, and one after all of these."""
+    """Return one task, ``width`` tasks after it, and one task after all of these."""
     middle = tuple(NodeShape(after=(0,)) for _ in range(width))
     last = NodeShape(after=tuple(range(1, width + 1)))
     return RunShape((NodeShape(), *middle, last), **settings)  # type: ignore[arg-type]

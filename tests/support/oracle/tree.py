@@ -1,4 +1,4 @@
-"""A tree of runs in memory: the values the oracle's rules work on."""
+"""A tree of runs in memory: the values on which the oracle's rules operate."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ ENDED_NODE = frozenset({"COMPLETED", "FAILED", "SKIPPED"})
 OPEN_WORK = frozenset({"PENDING", "CLAIMED", "RUNNING"})
 
 Result = dict[str, Any]
-# A task: its run, its node, and which item of a map.
+# The key of a task: its run, its node, and the item of a map.
 Place = tuple[str, int, int | None]
 NOTHING_YET: Any = object()
 
 
 def failure(code: str, **more: Any) -> Result:
-    """Return the result for a failure that the library itself reports; its wording is not compared."""
+    """Return the result of a failure that the library reports; its wording is not compared."""
     return {"err": {"error_code": {"__builtin_task_code__": code}, "data": None, **more}}
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """A task, as far as graphs are concerned."""
+    """The facts about a task that matter for graphs."""
 
     state: str = "PENDING"
     result: Result | None = None
-    # The task waits for a place among ``max_parallel``.
+    # Whether the task waits for a place among ``max_parallel``.
     parked: bool = False
     # The value of a signal, once it has arrived.
     value: Any = NOTHING_YET
@@ -39,7 +39,7 @@ class Work:
         return self.state in OPEN_WORK
 
     def outcome(self) -> Result:
-        """Return the result, or the substitute for a missing one."""
+        """Return the result, or a substitute for a missing result."""
         if self.result is not None:
             return self.result
         return failure({"CANCELLED": "TASK_CANCELLED", "EXPIRED": "TASK_EXPIRED"}[self.state])
@@ -51,10 +51,10 @@ class Node:
     index: int
     shape: NodeShape
     status: str = "PENDING"
-    # Whether the node's end has reached its dependents and its run.
+    # Whether the node's outcome has reached its dependents and its run.
     counted: bool = False
     work: Work | None = None
-    # Of a map: its length, the items that have had a task, and the places that wait for one.
+    # For a map: its length, the items that have a task, and the items that wait for a place.
     total: int = 0
     items: list[Work] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Node:
         self.status, self.result = status, result
 
     def shown_result(self) -> Result | None:
-        """Return the result as other nodes see it."""
+        """Return the result that other nodes see."""
         if self.status == "SKIPPED":
             return failure("UPSTREAM_SKIPPED", data={"dependency_index": self.index})
         return self.result if self.has_ended else None
@@ -93,16 +93,16 @@ class Run:
         return self.status in OPEN_RUN
 
     def family(self) -> list[Run]:
-        """Return this run and everything below it."""
+        """Return this run and all runs below it."""
         return [self, *(run for child in self.children for run in child.family())]
 
     def tree(self) -> list[Run]:
-        """Return this run and the open runs below it, but not below a run that has ended."""
+        """Return this run and the open runs below it, without runs below an ended run."""
         going_on = (child for child in self.children if child.is_open)
         return [self, *(run for child in going_on for run in child.tree())]
 
     def unfailed_tree(self) -> list[Run]:
-        """Return ``tree`` without runs that wait for a decision about their own failure."""
+        """Return ``tree`` without failed runs that wait for a decision."""
         going_on = (child for child in self.children if child.is_open and not child.is_stuck)
         return [self, *(run for child in going_on for run in child.unfailed_tree())]
 
@@ -111,7 +111,7 @@ class Run:
         return any(n.status == "FAILED" and self.shape.pauses(n.index) for n in self.uncounted())
 
     def works(self) -> Iterable[Work]:
-        """Return the tasks of its nodes."""
+        """Return the tasks of the run's nodes."""
         for node in self.nodes:
             if node.work is not None:
                 yield node.work
@@ -121,7 +121,7 @@ class Run:
         return [node for node in self.nodes if not node.counted]
 
     def result(self) -> Result | None:
-        """Return the result that a waiter gets."""
+        """Return the result that a waiter receives."""
         if self.status != "COMPLETED":
             return None
         if self.shape.output is not None:
@@ -143,7 +143,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How one task ended. A successful expansion asks for a run with this id and shape."""
+    """The outcome of one task. A successful expansion requests a run with this id and shape."""
 
     place: Place
     state: str

@@ -1,1 +1,1 @@
-"""A Django site whose tasks are those of django.tasks, run by Horsies; needs Django 6."""
+"""A Django site whose django.tasks run in Horsies workers; needs Django 6."""
