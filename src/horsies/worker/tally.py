@@ -172,7 +172,7 @@ class Tally:
         self._cut_minute()
         grown, self._grown = self._grown, {}
         self.flush_at = NEVER
-        self._minute_ends_at = 0.0  # the next count sets the time of the next call
+        self._minute_ends_at = 0.0  # the next count begins a minute and schedules the next call
         return [(add_measures, _as_columns(grown))] if grown else []
 
     def _now(self) -> float:

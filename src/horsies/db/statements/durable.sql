@@ -138,7 +138,7 @@ FROM (SELECT parked.problem FROM horsies_parked AS parked JOIN horsies_tasks AS 
       WHERE coalesce(task.status, '') = 'PENDING' LIMIT %(most)s::integer + 1) AS wait
 
 -- name: list_newest_runs
--- The newest runs of durable functions, or only the failed ones: one index probe for recorded steps for each of the
+-- The newest runs of durable functions, or only the failed runs, by one index probe for recorded steps for each of the
 -- newest "window" runs. A run's status is a scalar subquery, because a join might be planned as a hash over the whole
 -- history.
 WITH RECURSIVE runs AS (

@@ -232,7 +232,7 @@ def _until_stored(assignment: Assignment, store: Callable[[], T]) -> T:
 
 
 async def _until_stored_async(assignment: Assignment, store: Callable[[], T]) -> T:
-    if not is_loop_running():  # a plain function in a test
+    if not is_loop_running():  # tests call a task as a plain function
         return _until_stored(assignment, store)
     outage: _Outage | None = None
     while True:

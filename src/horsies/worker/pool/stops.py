@@ -45,7 +45,7 @@ class Stops:
         self._grace_seconds = grace_seconds
 
     def find_front(self, child: ChildProcess) -> None:
-        """Take back all permits and read all reports, after which the front is certainly the running task."""
+        """Take back all permits and read all reports, so that the front is certainly the running task."""
         self._assignments.return_tasks(self._assignments.take_back(child))
         self._children.release(child)
         self._drain(child)
