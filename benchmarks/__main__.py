@@ -1,6 +1,6 @@
-"""Run the benchmarks. Each measures a ratio inside one run, so that the machine does not matter, and every
-round waits for an idle machine. They use the database named by HORSIES_TEST_DATABASE_URL, or a private
-server.
+"""Run the benchmarks. Each benchmark measures a ratio within one run, so that the machine does not
+matter, and every round waits for an idle machine. The benchmarks use the database named by
+HORSIES_TEST_DATABASE_URL, or a private server.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from benchmarks.machine import MACHINE, MachineBusyError
 from horsies.db.embedded import program, start_or_join
 from horsies.db.migrate import apply_migrations
 
-# Enough for the workers of the largest benchmark.
+# The number of connections that the largest benchmark needs.
 CONNECTIONS = max(1_200, *(size + 100 for size in sessions.SIZES))
 
 ALL: dict[str, Callable[[str], bool]] = {
@@ -76,7 +76,7 @@ ALL: dict[str, Callable[[str], bool]] = {
 
 @contextmanager
 def server() -> Iterator[str]:
-    """Lend the URL of a database to measure on."""
+    """Yield the URL of a database to measure on."""
     if named := os.environ.get("HORSIES_TEST_DATABASE_URL"):
         yield named
         return

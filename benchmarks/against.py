@@ -1,7 +1,7 @@
 """Two checkouts in alternating rounds: ``python -m benchmarks latency --against ../before``.
 
-The other checkout needs its own virtual environment in ``.venv``. Its code is measured by the
-figures of this one, on its own database.
+The other checkout needs its own virtual environment in ``.venv``. The figures of this checkout measure
+the code of both, each on its own database.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _drains(task: str) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-# The figures that belong to each benchmark name, with their arguments.
+# The figures of each benchmark name, with their arguments.
 COMPARED: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "throughput": _drains("noop"),
     "burst": _drains("burst"),
@@ -44,7 +44,7 @@ COMPARED: dict[str, list[tuple[str, dict[str, Any]]]] = {
 
 
 def compare(url: str, path: Path, names: list[str], rounds: int) -> None:
-    """Measure the named figures in both checkouts in turn, and print the ratio of each round."""
+    """Measure the named figures in both checkouts alternately, and print the ratio of each round."""
     with two_databases(url) as (ours, theirs):
         here, there = Checkout(ours), Checkout.at(path, theirs)
         for name in names:
@@ -71,7 +71,7 @@ def _brief(arguments: dict[str, Any]) -> str:
 
 @contextmanager
 def two_databases(url: str) -> Iterator[tuple[str, str]]:
-    """Lend two empty databases of the server."""
+    """Yield two empty databases of the server."""
     names = ("horsies_bench_here", "horsies_bench_there")
     drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
     with psycopg.connect(url, autocommit=True) as connection:

@@ -1,7 +1,7 @@
 """The throughput of async children: ten thousand tasks that sleep one second, in four processes.
 
-One of them blocks its loop for longer than a second; the worker must name this task. The time is
-measured from the first start to the last end.
+One task blocks its loop for longer than a second, and the worker must report this task. The time is
+measured from the first start to the last finish.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'h
 
 
 class Measured(NamedTuple):
-    """One run: its length, the worker's database connections, and the processor seconds of parent and
+    """One run: its duration, the worker's database connections, and the processor seconds of parent and
     children.
     """
 
@@ -108,7 +108,7 @@ def _number(connection: Connection[Any], query: str) -> Any:
 
 
 def _processor_seconds(pid: int) -> tuple[float, float]:
-    """The processor time used by the parent and its live children."""
+    """Return the processor time of the parent and its live children."""
     parent = psutil.Process(pid)
     times = [sum(one.cpu_times()[:2]) for one in (parent, *parent.children(recursive=True))]
     return times[0], sum(times[1:])

@@ -1,8 +1,7 @@
-"""The gain from windows:
-
-a child that holds several short tasks, compared with one that holds one. Only tasks that are
-retried after a crash have windows; strict tasks are measured for comparison. The yardstick is bare
-SQL in the same run, with batches of 8 and with the batches that the worker's turns had.
+"""The gain from windows: a child that holds several short tasks, compared with a child that holds one
+task. Only tasks that are retried after a crash have windows; strict tasks are measured for comparison.
+The reference is bare SQL in the same run, with batches of 8 and with the batch sizes of the worker's
+turns.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ ROUNDS = 3
 TASKS = 10_000
 NEVER_REPLACED = ("--max-tasks-per-child", "0")
 NAP_SECONDS = 0.005
-# The targets, as parts of the rate of bare SQL with batches of 8.
+# The targets, as fractions of the rate of bare SQL with batches of 8.
 TARGETS = {2: 0.85, 4: 1.2, 8: 1.4}
 STRICT_TARGETS = {2: 0.32, 4: 0.51, 8: 0.72}
 NAP_TARGET = 0.88
@@ -30,7 +29,7 @@ Runs = list[dict[str, float]]
 
 
 def burst(url: str) -> bool:
-    """Drain, then measure figures that windows could worsen: tasks of 5 ms, start delays, latency."""
+    """Measure drains, then figures that windows could worsen: tasks of 5 ms, start delays, latency."""
     here = Checkout(url)
     if not here.has_windows:
         print("\nThe worker has no option --window: windows are off in every figure.")

@@ -1,10 +1,12 @@
-"""How many tasks a second one PostgreSQL carries: a model with few parameters, checked against measurements.
+"""The number of tasks per second that one PostgreSQL can process: a model with few parameters, checked
+against measurements.
 
-A worker repeats turns. A turn records the tasks that have ended and claims new ones in one transaction, the
-children run them, and the next turn begins. The processor time of a turn has a fixed part and a part per
-task; drains of one worker with two and with eight children separate the two. Workers that share a machine
-wait for its processors, and their commits wait for each other: a commit that notifies holds a lock of the
-whole server until the log is flushed, so it shares no flush. ``turns_per_second`` makes these times a rate.
+A worker repeats turns. A turn records the tasks that have ended and claims new ones in one transaction,
+the children run them, and the next turn begins. The processor time of a turn has a fixed part and a part
+per task; drains of one worker with two and with eight children separate the two. Workers that share a
+machine wait for its processors, and their commits wait for each other: a commit that notifies holds a
+lock of the whole server until the log is flushed, so it shares no flush. ``turns_per_second`` converts
+these times to a rate.
 
 The benchmark calibrates the model with one worker, predicts the rates of several workers with
 synchronous_commit on, off and waiting for a real standby, and compares them with measurements. The last table
@@ -27,14 +29,14 @@ from horsies.db.migrate import apply_migrations
 
 ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "3"))
 WORKERS = (2, 4, 8, 16)
-# How many workers run in the measurements with other kinds of commits.
+# The number of workers in the measurements with other kinds of commits.
 FEW_WORKERS = (2, 8)
 CHILDREN = 2
 MANY_CHILDREN = 8
 TASKS = 4_000
 COMMITS = 400
 KINDS = {"strict": "noop", "burst": "burst", "chains": "chain"}
-# The largest error of a prediction that still makes the model useful.
+# The maximum error of a useful prediction.
 ERROR_MAX = 0.20
 LARGER_CORES = (16, 32, 64)
 
@@ -48,8 +50,8 @@ class Line:
 
     @classmethod
     def through(cls, few: tuple[float, float], many: tuple[float, float]) -> Line:
-        """Fit the model to two measurements, each with the tasks of a turn and its microseconds per
-        task.
+        """Fit the model to two measurements, each with the number of tasks per turn and the microseconds
+        per task.
         """
         (few_tasks, few_us), (many_tasks, many_us) = few, many
         if many_tasks - few_tasks < 1:
@@ -65,7 +67,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The processor time of one kind of task, and how many of these tasks a turn carries."""
+    """The processor time of one kind of task, and the number of these tasks per turn."""
 
     parent: Line
     server: Line
@@ -75,7 +77,7 @@ class Cost:
 
     @classmethod
     def of(cls, few: Mapping[str, float], many: Mapping[str, float]) -> Cost:
-        """Read the drains of a worker with few and with many children."""
+        """Build the cost from the drains of a worker with few and with many children."""
         sizes = (1 / few["commits"], 1 / many["commits"])
         lines = [
             Line.through((sizes[0], few[name]), (sizes[1], many[name]))
@@ -84,7 +86,7 @@ class Cost:
         return cls(lines[0], lines[1], (few["children_us"] + many["children_us"]) / 2, *sizes)
 
     def tasks_of_turn(self, children: int) -> float:
-        """Return how many tasks share a turn, between and beyond the two sizes that were measured."""
+        """Return the number of tasks per turn, interpolated or extrapolated from the two measured sizes."""
         if children <= CHILDREN:
             return self.few_tasks * children / CHILDREN
         grown = (self.many_tasks - self.few_tasks) / (MANY_CHILDREN - CHILDREN)
@@ -107,8 +109,8 @@ def tasks_per_second(
 def turns_per_second(
     workers: int, *, busy_us: float, alone_us: float, flush_us: float, cores: int
 ) -> float:
-    """Mean value analysis of a closed network: one station of processors, one that flushes commits one
-    after the other, and the rest of a turn as a delay that nobody shares.
+    """Apply mean value analysis to a closed network: a station for the processors, a station that
+    flushes commits one after the other, and the rest of a turn as an unshared delay.
     """
     share = busy_us / cores
     delay = max(alone_us - share - flush_us, 0.0)
@@ -122,7 +124,7 @@ def turns_per_second(
 
 
 def flush_us(url: str) -> float:
-    """Return how many microseconds a commit waits for the log, with the settings of this database."""
+    """Return the microseconds that a commit waits for the log, with the settings of this database."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TEMPORARY TABLE flushed (number int)")
         waited = _commit_us(connection)
@@ -141,7 +143,7 @@ def _commit_us(connection: psycopg.Connection[object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One prediction with the rates that were measured for it."""
+    """One prediction with the measured rates."""
 
     commits: str
     kind: str
@@ -151,12 +153,12 @@ class Point:
 
     @property
     def error(self) -> float:
-        """The distance of the prediction from the median, as a part of the median."""
+        """The distance of the prediction from the median, as a fraction of the median."""
         return self.predicted / statistics.median(self.measured) - 1
 
 
 def capacity(url: str) -> bool:
-    """Calibrate the model with one worker; compare its predictions with fleets on this machine."""
+    """Calibrate the model with one worker, then compare its predictions with fleets on this machine."""
     costs = {kind: _calibrate(Checkout(url), task) for kind, task in KINDS.items()}
     points = _compare("on", url, costs, WORKERS)
     _set_commit(url, "off")
@@ -175,7 +177,7 @@ def capacity(url: str) -> bool:
 
 
 def _calibrate(checkout: Checkout, task: str) -> Cost:
-    """Drain alternately with a worker that has few children and with one that has many."""
+    """Drain alternately with a worker that has few children and a worker that has many."""
     runs: dict[int, list[dict[str, float]]] = {CHILDREN: [], MANY_CHILDREN: []}
     for _ in range(ROUNDS):
         for children, found in runs.items():

@@ -29,13 +29,13 @@ from horsies.durable.past import STEPS_MAX, Past
 from horsies.durable.run import Fence, Run
 from horsies.ids import new_id
 
-# A replayed run has as many steps as a run may have.
+# The number of steps of a replayed run: the maximum of a run.
 STEPS, ROUNDS, REPLAYED = 300, 7, STEPS_MAX
 PARKED = int(os.environ.get("HORSIES_BENCH_PARKED", "100000"))
 IDLE_SECONDS, IDLE_ROUNDS = 20.0, 3
 # The additional share of a core that an idle worker or its server may use while runs are parked.
 IDLE_GROWTH_PERCENT = 0.2
-# The lowest allowed part of the rate of bare INSERTs, and the most microseconds for a replayed step.
+# The minimum fraction of the rate of bare INSERTs, and the maximum microseconds per replayed step.
 RATE_TARGET, REPLAY_TARGET_US = 0.7, 10.0
 RUNNING = """
 INSERT INTO horsies_tasks (id, task_name, queue_name, args, kwargs, enqueue_sha, status, generation,
@@ -43,7 +43,8 @@ INSERT INTO horsies_tasks (id, task_name, queue_name, args, kwargs, enqueue_sha,
 VALUES (%s, 'steps', 'default', '[]', '{}', repeat('a', 64), 'RUNNING', 1, 'bench')
 """
 BARE = "CREATE TABLE IF NOT EXISTS benchmark_steps (id uuid, name text, result text, PRIMARY KEY (id, name))"
-# Half of the runs wait for a signal, without a due time; the others for a child, for 30 days at most.
+# Half of the runs wait for a signal without a due time; the others wait for a child, for up to 30
+# days.
 SLEEPERS = """
 WITH runs AS (
     INSERT INTO horsies_tasks (id, task_name, queue_name, args, kwargs, enqueue_sha, generation, enqueued_at)
@@ -69,7 +70,7 @@ FROM runs LEFT JOIN children ON children.wakes_task_id = runs.id
 
 
 class _Sessions:
-    """Lends the connections of a child."""
+    """Lends the database connections of a child."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -79,7 +80,7 @@ class _Sessions:
 
 
 def one(number: int) -> int:
-    """The function of a step that does nothing."""
+    """Do nothing; this is the function of a step."""
     return number
 
 
@@ -164,7 +165,7 @@ def _replays(app: Horsies, connection: psycopg.Connection[Any]) -> bool:
 
 
 def _parked(url: str) -> bool:
-    """Measure an idle worker of an empty database and one of a database with parked runs, in turn."""
+    """Measure alternately an idle worker on an empty database and one on a database with parked runs."""
     with two_databases(url) as (empty, full):
         for one_url in (empty, full):
             with psycopg.connect(one_url, autocommit=True) as connection:

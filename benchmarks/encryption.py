@@ -14,16 +14,16 @@ from horsies import AppConfig, FernetCodec, Horsies, PostgresConfig, TableStore
 from horsies.encryption import Payloads
 
 KILOBYTES = (1, 10, 100)
-# How many microseconds of processor time one more kilobyte may cost, in each direction.
+# The maximum processor time in microseconds per additional kilobyte, in each direction.
 TARGET = 10.0
-# The best series is judged: other processes make a series slower, never faster.
+# Judge the best series, because other processes can only slow a series down.
 SERIES = 25
-# How many large payloads are stored in each way.
+# The number of large payloads stored in each way.
 STORED = 60
 
 
 def codec(url: str) -> bool:
-    """Encrypt and decrypt texts of several sizes; the price of a kilobyte is the slope between them."""
+    """Encrypt and decrypt texts of several sizes; the slope between the sizes is the cost of a kilobyte."""
     payloads = Payloads(FernetCodec(FernetCodec.new_key()))
     heading(
         f"encryption of one text by Fernet, µs of processor time, best of {SERIES} short series"

@@ -1,8 +1,8 @@
 """The figures by which two checkouts can be compared: ``python -m benchmarks.figures NAME ARGUMENTS``.
 
-A figure is taken in a process of the measured code and uses only the public interface and the tables,
-so that it also measures older code. The database is that of HORSIES_DATABASE_URL. The last line of the
-output is a JSON object.
+A figure is measured in a process of the measured code, using only the public interface and the tables,
+so that older code can be measured too. The database is that of HORSIES_DATABASE_URL. The last line of
+the output is a JSON object.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def drain(
 
 
 def mixed(children: int = 8, count: int = 10_000, flags: Sequence[str] = ()) -> dict[str, float]:
-    """Drain no-op tasks and, for every hundred, one of 50 ms: the delay between the claim and the start
-    of the latter.
+    """Drain no-op tasks with one task of 50 ms per hundred, and measure the delay between claim and
+    start of the 50 ms tasks.
     """
     app = _application()
     with _connection() as connection, running_worker(children, *flags) as worker:
@@ -92,9 +92,9 @@ def mixed(children: int = 8, count: int = 10_000, flags: Sequence[str] = ()) -> 
 def queues(
     situation: str, children: int = 4, count: int = 10_000, flags: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Drain very short tasks of the last of five queues, with the first queue in this situation. In
-    ``"one queue"`` the worker serves only the last queue; in ``"five queues"`` the tasks are spread over
-    all queues.
+    """Drain very short tasks of the last of five queues, while the first queue is in the given
+    situation. In ``"one queue"`` the worker serves only the last queue; in ``"five queues"`` the tasks
+    are spread over all queues.
     """
     app = _application("benchmarks.queues_app")
     served = ("--queues", "last") if situation == "one queue" else ()
@@ -137,14 +137,14 @@ def keys(
                 function.bind(f"tenant {number % max(keys, 1)}") for number in range(10 * count)
             ]
             (function if keys else function.with_options(key=None)).send_many(calls).unwrap()
-        # The hint of the notification says whether the tasks have keys.
+        # The hint in a notification shows whether the tasks have keys.
         hint, queue = "@" if keys else "", function.definition.queue_name
         return _drained(connection, process, count, queue, hint, waits=_wait_for_attempts)
 
 
 def hot_key(workers: int = 8, count: int = 500) -> dict[str, float]:
-    """Drain the tasks of one key, whose cap is far below the number of children: tasks/s, and their
-    bounds.
+    """Drain the tasks of one key whose cap is far below the number of children: tasks/s, and their
+    limits.
     """
     app = _application("benchmarks.keys_app")
     with (
@@ -164,7 +164,7 @@ def hot_key(workers: int = 8, count: int = 500) -> dict[str, float]:
 def latency(
     children: int = 4, sends: int = 500, pause_seconds: float = 0.0, flags: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Send one task to an idle worker and wait for its result, again and again."""
+    """Send one task to an idle worker and wait for its result, repeatedly."""
     app, taken = _application(), list[float]()
     with _connection() as connection, running_worker(children, *flags):
         _warm_up(connection, app.burst, 100)
@@ -186,8 +186,8 @@ def fleet(
     idle_seconds: float = 10.0,
     drained: Sequence[str] = ("noop", "burst"),
 ) -> dict[str, float]:
-    """Run many workers: what they cost while idle and per single task, the rate of a drain, and the time
-    until the task of a killed worker is recovered.
+    """Run many workers: their cost while idle and per single task, the rate of a drain, and the time
+    until a killed worker's task is recovered.
     """
     app = _application("benchmarks.newer_app")
     found: dict[str, float] = {}
@@ -210,7 +210,7 @@ def fleet(
 
 
 def send(count: int = 3_000) -> dict[str, float]:
-    """Send tasks one by one: wall and processor time of the producer per send."""
+    """Send tasks one by one: the producer's wall and processor time per send."""
     noop = _application().noop
     with _connection() as connection:
         connection.execute("TRUNCATE horsies_tasks CASCADE")
@@ -226,7 +226,7 @@ def send(count: int = 3_000) -> dict[str, float]:
 
 
 def send_async(count: int = 3_000) -> dict[str, float]:
-    """Send tasks one after the other from an event loop: wall and processor time per send."""
+    """Send tasks one by one from an event loop: wall and processor time per send."""
     noop = _application().noop
 
     async def run() -> dict[str, float]:
@@ -246,7 +246,7 @@ def send_async(count: int = 3_000) -> dict[str, float]:
 
 
 def send_stream(count: int = 1_000_000) -> dict[str, float]:
-    """Send the calls of a generator: tasks/s, and the producer's memory at its peak."""
+    """Send the calls of a generator: tasks/s, and the producer's peak memory."""
     noop = _application().noop
     with _connection() as connection:
         connection.execute("TRUNCATE horsies_tasks CASCADE")
@@ -261,7 +261,7 @@ def send_stream(count: int = 1_000_000) -> dict[str, float]:
 
 
 def send_many(count: int = 50_000) -> dict[str, float]:
-    """Send many tasks in one call: tasks/s, and the producer's memory at its peak."""
+    """Send many tasks in one call: tasks/s, and the producer's peak memory."""
     noop = _application().noop
     with _connection() as connection:
         connection.execute("TRUNCATE horsies_tasks CASCADE")
@@ -288,8 +288,8 @@ def start_up() -> dict[str, float]:
 
 
 def memory(children: int = 4) -> dict[str, float]:
-    """Let a worker idle after a few tasks and measure the memory of its processes, with shared
-    pages divided.
+    """Measure the memory of an idle worker's processes after a few tasks; shared pages are divided
+    between processes.
     """
     app = _application()
     with _connection() as connection, running_worker(children) as worker:
@@ -350,7 +350,7 @@ def _wait_for_attempts(
 
 
 def _application(name: str = "benchmarks.noop_app") -> Any:
-    """Import the tasks only here: the module reads the database's URL from the environment."""
+    """Imported here, because the module reads the database's URL from the environment."""
     module = importlib.import_module(name)
     module.app.get_broker().ensure_schema_initialized().unwrap()
     return module
@@ -364,11 +364,11 @@ def _warm_up(connection: Connection[Any], function: Any, count: int) -> None:
     connection.execute("TRUNCATE horsies_tasks CASCADE")
     for _ in range(count):
         assert function.send().unwrap().get(timeout_ms=20_000).is_ok()
-    time.sleep(0.3)  # the worker searches for due tasks again, up to a tenth of a second later
+    time.sleep(0.3)  # The worker searches for due tasks again, up to a tenth of a second later.
 
 
 def _load(app: Any, task: str, count: int) -> None:
-    """Send this many tasks of this name in one call, or start the same number of nodes in chains."""
+    """Send this many tasks with this name in one call, or start the same number of nodes in chains."""
     if task == "chain":
         importlib.import_module("horsies").start_many([app.chain()] * (count // app.STEPS)).unwrap()
     else:
@@ -378,7 +378,7 @@ def _load(app: Any, task: str, count: int) -> None:
 
 @contextmanager
 def _preloading(connection: Connection[Any]) -> Iterator[None]:
-    """Empty the tables, and keep the worker from noticing tasks that are sent in this block."""
+    """Empty the tables, and prevent the worker from noticing tasks that are sent in this block."""
     connection.execute("TRUNCATE horsies_tasks CASCADE")
     connection.execute("ALTER TABLE horsies_tasks DISABLE TRIGGER horsies_task_inserted")
     yield
@@ -412,7 +412,9 @@ def counters(connection: Connection[Any]) -> dict[str, float]:
 
 
 def processor_us_of_worker(connection: Connection[Any], worker_pid: int) -> dict[str, float]:
-    """Return the microseconds of the worker's parent, its children, and the server's process for turns."""
+    """Return the microseconds of the worker's parent, its children, and the server process for its
+    turns.
+    """
     parent = psutil.Process(worker_pid)
     reaped = parent.cpu_times()
     return {
@@ -424,7 +426,7 @@ def processor_us_of_worker(connection: Connection[Any], worker_pid: int) -> dict
 
 
 def processor_us(process: psutil.Process) -> float:
-    """Return the microseconds of processor time that a process has used."""
+    """Return the processor time of a process in microseconds."""
     times = process.cpu_times()
     return (times.user + times.system) * 1e6
 

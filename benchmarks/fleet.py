@@ -1,8 +1,8 @@
 """The cost of many workers together: a figure of ``benchmarks.figures`` over a fleet of worker processes.
 
-Processor time is read from the scheduler's statistics, in nanoseconds: an idle worker uses less in a second
-than the 10 ms in which the operating system counts otherwise. The commits include those of listening sessions
-that a notification wakes.
+Processor time is read from the kernel scheduler's statistics in nanoseconds, because an idle worker uses
+less per second than the usual resolution of 10 ms. The commits include those of listening sessions that
+a notification wakes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import psutil
 from psycopg import Connection
 
 READY_SECONDS = 240.0
-# Workers that start at the same time: each start takes about half a second of a core.
+# The number of workers to start at the same time; each start takes about half a second of a core.
 STARTS = 4
-# After this time, the first polls of all workers have finished. A session adds its commits to the
-# server's counter with its next heartbeat.
+# The time after which the first polls of all workers have finished. A session adds its commits to
+# the server's counter with its next heartbeat.
 SETTLE_SECONDS = 5.0
 COMMITS = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
 LIVING = "SELECT count(*) FROM horsies_workers WHERE stopped_at IS NULL"
@@ -69,7 +69,7 @@ class Fleet:
             process.wait(60)
 
     def processor_seconds(self) -> dict[str, float]:
-        """The processor seconds that the server, and the workers with their children, have used so far."""
+        """Return the processor seconds of the server, the workers and their children so far."""
         workers = [psutil.Process(one.pid) for one in self.processes if one.poll() is None]
         return {
             "server": used_seconds(self._server),
@@ -77,13 +77,11 @@ class Fleet:
         }
 
     def commits(self) -> float:
-        """How many transactions the database has committed so far."""
+        """Return the number of commits of the database so far."""
         return self._number(COMMITS)
 
     def kill_owner(self, task_id: str) -> float:
-        """Kill the worker that runs a task; return the seconds until the task no longer belongs to that
-        worker.
-        """
+        """Kill the worker that runs a task; return the seconds until the worker no longer owns the task."""
         pid = None
         while pid is None:
             row = self._connection.execute(OWNER, (task_id,)).fetchone()
@@ -164,8 +162,8 @@ def single_sends(fleet: Fleet, function: Any, sends: int) -> dict[str, float]:
 
 
 def recovery_seconds(fleet: Fleet, function: Any, kills: int) -> list[float]:
-    """Kill workers that run a task, one after the other; return the seconds until each task is taken
-    from them.
+    """Kill workers that run a task, one after the other; return the seconds until each task is
+    recovered.
     """
     taken = list[float]()
     size = len(fleet.processes)
@@ -178,11 +176,11 @@ def recovery_seconds(fleet: Fleet, function: Any, kills: int) -> list[float]:
 
 
 def used_seconds(process: psutil.Process) -> float:
-    """Seconds of processor time of a process and its living descendants."""
+    """Return the processor seconds of a process and its living descendants."""
     total = 0
     for one in (process, *process.children(recursive=True)):
         try:
             total += int(Path(f"/proc/{one.pid}/schedstat").read_text().split()[0])
-        except FileNotFoundError:  # it has ended meanwhile
+        except FileNotFoundError:  # The process has ended since it was listed.
             continue
     return total / 1e9

@@ -1,8 +1,8 @@
 """The cost of years of history: turns, sends and the overview behind millions of ended tasks, compared with
 an empty table, and the price of forgetting them.
 
-Two databases on one server differ only in their history, and every round measures both. History is inserted,
-not run: the ids and times of the tasks spread over the last thirty days, each task with its attempt.
+Two databases on one server differ only in their history, and every round measures both. The history is
+inserted, not run: tasks with attempts, whose ids and times are spread over the last thirty days.
 HORSIES_GROWTH_MILLIONS is the number of ended tasks, by default 5; a million takes about 0.6 GB.
 """
 
@@ -40,15 +40,14 @@ BATCH = 8
 SENDS = 1_000
 OVERVIEWS = 20
 TARGET = 1.1
-# The longest turn allowed while another session deletes old tasks.
+# The maximum duration of a turn while another session deletes old tasks.
 TURN_MS_MAX = 50.0
-# How many tasks run through a table one after the other, to see whether dead rows slow later claims
-# down.
+# The number of tasks that pass through a table, to check whether dead rows slow later claims down.
 SUSTAINED = 100_000
 SUSTAINED_STEP = 20_000
 DELETED = 100_000
 
-# The time of a task is in its id; the number distinguishes ids of the same millisecond.
+# The id of a task contains its time; the number distinguishes ids of the same millisecond.
 _HISTORY = """
 WITH ended AS (
     SELECT (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '7'
@@ -91,7 +90,7 @@ def growth(url: str) -> bool:
 
 
 def _fill(connection: Connection[Any]) -> None:
-    """Insert the history without triggers: they would notify and count every row."""
+    """Insert the history without triggers, which would notify and count every row."""
     connection.execute("SET session_replication_role = replica")
     connection.execute("SET synchronous_commit = off")
     total, started = MILLIONS * MILLION, time.perf_counter()
@@ -150,7 +149,7 @@ def _sends(url: str) -> float:
 
     @app.task("held")
     def held(number: int) -> None:
-        """This task never runs: the queue is emptied below."""
+        """This task never runs, because the queue is emptied below."""
 
     try:
         held.enqueue(0)
@@ -179,7 +178,9 @@ def _overviews(url: str) -> float:
 
 
 def _sustain(urls: Mapping[str, str]) -> bool:
-    """Send and drain many tasks without a pause, so that dead rows gather faster than in hours of work."""
+    """Send and drain many tasks without a pause, so that dead rows accumulate faster than in hours of
+    work.
+    """
     heading(
         f"{SUSTAINED:,} tasks without a pause, autovacuum on: tasks/s of each {SUSTAINED_STEP:,}"
     )

@@ -34,7 +34,7 @@ FROM generate_series(1, %s)
 
 
 def history(url: str) -> bool:
-    """Drain through a worker's turns without children, so that only the server's part is measured."""
+    """Drain with a worker's turns but without children, to measure only the server's part."""
     rates: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
         rates.setdefault("empty table", []).append(_drain(url, _nothing))

@@ -1,8 +1,7 @@
-"""The cost of keys: drains with none, few and very many keys, one task of a key behind a million of
-another, a key with many tasks during an open transaction, and a key at its cap that many workers want.
-
-HORSIES_BENCH_TASKS drains fewer tasks, HORSIES_BENCH_BACKLOG makes the million smaller, and
-HORSIES_BENCH_ROUNDS takes fewer rounds, for a quick look.
+"""The cost of keys: drains with none, few and very many keys, one task of a key behind a million tasks
+of another key, a key with many tasks during an open transaction, and a key at its cap for which many
+workers compete. For quick results, HORSIES_BENCH_TASKS, HORSIES_BENCH_BACKLOG and HORSIES_BENCH_ROUNDS
+set fewer tasks, a smaller backlog and fewer rounds.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from horsies.worker.turn import EVERYWHERE, Bookmarks, Claimer, TurnRequest, tak
 
 CHILDREN = 4
 ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "5"))
-# These drains run while ten times more tasks wait, so that each of 100,000 keys has a task.
+# During these drains, ten times more tasks wait, so that each of 100,000 keys has a task.
 TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "10000"))
 NEVER_REPLACED = ["--max-tasks-per-child", "0"]
-# The tasks and keys of each drain, and the part of the rate without keys that it must reach.
+# The tasks and keys of each drain, and the required fraction of the rate without keys.
 PLAIN = "no keys"
 DRAINS: dict[str, tuple[str, float, float | None]] = {
     PLAIN: ("noop", 0, None),
@@ -47,18 +46,18 @@ WINDOWS: dict[str, tuple[str, float, float | None]] = {
     "few keys": ("burst", 0.001, None),
     "a key each": ("burst", 10, None),
 }
-# The lowest allowed ratio of the slowest drain with keys to the fastest.
+# The minimum ratio of the slowest drain with keys to the fastest.
 FLAT_TARGET = 0.8
 
 BACKLOG = int(os.environ.get("HORSIES_BENCH_BACKLOG", "1000000"))
-# More tasks than all rounds claim.
+# More tasks than all rounds claim together.
 SMALL_BACKLOG = 5_000
 CLAIMS = 200
 BATCH = 8
 CLAIM_TARGET = 1.3
 
-# How many tasks of one key are drained during an open transaction, and how many of them are one part of
-# the drain.
+# The number of tasks of one key drained during an open transaction, and the number of tasks per
+# part of the drain.
 OPEN_TASKS = 2 * TASKS
 OPEN_PART = max(1, OPEN_TASKS // 10)
 OPEN_TARGET, OPEN_GROWTH_TARGET = 0.8, 1.5
@@ -77,7 +76,7 @@ FROM generate_series(1, %s)
 
 
 def keys(url: str) -> bool:
-    """Run the parts; each prints its own table."""
+    """Run the parts of the benchmark; each prints its own table."""
     checks = [
         _drains(url, "no-op tasks", DRAINS),
         _drains(url, "very short tasks in windows", WINDOWS),
@@ -89,7 +88,7 @@ def keys(url: str) -> bool:
 
 
 def _drains(url: str, title: str, variants: Mapping[str, tuple[str, float, float | None]]) -> bool:
-    """Drain every variant in alternating rounds. Only drains with a target are judged."""
+    """Drain every variant in alternating rounds, and judge only drains with a target."""
     here = Checkout(url)
     arguments = {"children": CHILDREN, "count": TASKS, "flags": NEVER_REPLACED}
     found = alternate(
@@ -122,8 +121,8 @@ def _drains(url: str, title: str, variants: Mapping[str, tuple[str, float, float
 
 
 def _claims(url: str) -> bool:
-    """Send one task of key B behind many and behind few tasks of key A: B is in the next claim, which
-    takes no longer.
+    """Send one task of key B behind many and behind few tasks of key A; B must be in the next claim, at
+    the same cost.
     """
     sizes = {"few": SMALL_BACKLOG, "many": BACKLOG}
     with ExitStack() as stack:
@@ -242,7 +241,7 @@ def _part_seconds(pipeline: Pipeline) -> list[float]:
 
 
 def _hot(url: str) -> bool:
-    """Let many workers with free children compete for the tasks of a key that is at its cap."""
+    """Let many workers with free children compete for the tasks of a key at its cap."""
     here = Checkout(url)
     runs = [here.measure("hot_key", workers=WORKERS, count=HOT_TASKS) for _ in range(ROUNDS)]
     places, seconds = runs[0]["places"], runs[0]["seconds"]

@@ -1,4 +1,4 @@
-"""The application of the benchmark of keys: a queue without limits, and two with a cap for each key."""
+"""The application of the benchmark of keys: a queue without limits, and two queues with a cap per key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from horsies import (
     TaskResult,
 )
 
-# The cap of the hot key, and how long each of its tasks takes.
+# The cap of the hot key, and the duration of its tasks.
 HOT_PLACES = 2
 HOT_SECONDS = 0.05
 
@@ -48,12 +48,12 @@ def burst(tenant: str = "any") -> TaskResult[None, TaskError]:
 
 @app.task("capped", queue_name="capped", key="tenant")
 def capped(tenant: str = "any") -> TaskResult[None, TaskError]:
-    """Do nothing, under a cap that never binds."""
+    """Do nothing, under a cap that is never reached."""
     return TaskResult(ok=None)
 
 
 @app.task("hot", queue_name="hot", key="tenant")
 def hot(tenant: str = "any") -> TaskResult[None, TaskError]:
-    """Wait for something else, as most tasks do."""
+    """Wait for an external event, as most tasks do."""
     time.sleep(HOT_SECONDS)
     return TaskResult(ok=None)

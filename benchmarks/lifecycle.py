@@ -1,9 +1,7 @@
-"""The yardstick: the life of a task in bare SQL, by the same driver, without any worker.
-
-Claim a batch, finish it with its attempt rows, on one connection with prepared statements and
-generic plans. ``two_commits`` commits each step by itself; ``one_turn`` puts the finish of one batch
-and the claim of the next into one pipelined transaction, which is the most a worker could reach if
-its own work and its children cost nothing.
+"""The reference of other benchmarks: the life of a task in bare SQL, with the same driver but without a
+worker. One connection with prepared statements and generic plans claims a batch and finishes it with its
+attempt rows. ``two_commits`` commits each step separately; ``one_turn`` finishes one batch and claims
+the next in one pipelined transaction, which is the maximum rate of a worker without any cost of its own.
 """
 
 from __future__ import annotations
@@ -84,9 +82,8 @@ def one_turn(connection: Connection[Any], batch: int, count: int) -> float:
 def worker_turns(
     connection: Connection[Any], batch: int, count: int, pipeline: Pipeline | None = None
 ) -> float:
-    """Take turns like a worker until this many tasks have ended, without any children.
-
-    A connection has one pipeline: pass it to take turns again.
+    """Take turns like a worker until this many tasks have ended, without any children. A connection has
+    one pipeline; pass the pipeline to take further turns.
     """
     claimer = Claimer(WORKER, "host", ("default",), (None,))
     bookmarks = Bookmarks(claimer.queues)

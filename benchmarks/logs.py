@@ -1,5 +1,5 @@
-"""The cost of the logs of attempts: drains without the checks whether logs are kept, with logs off, on
-but without lines, and on with one line for every task.
+"""The cost of the logs of attempts: drains without the checks for logs, with logs off, with logs on but
+no lines, and with one line per task.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from horsies.worker.protocol import Assignment
 
 # The environment variable that noop_app.py reads.
 LOGS_VARIABLE = "HORSIES_BENCH_LOGS"
-# Kept logs of tasks that log nothing may cost this share of the drain.
+# The maximum cost of kept logs for tasks that log nothing, as a fraction of the drain.
 TARGET = 0.03
-# A setting that is off must not have a cost that this comparison can measure.
+# The cost of a setting that is off must be too small for this comparison to measure.
 FREE = 0.01
-# "off again" has the code and the settings of "off": the difference is noise of the machine.
+# "off again" has the same code and settings as "off", so their difference is noise.
 SIDES = {
     "no checks": Side({LOGS_VARIABLE: "removed"}),
     "off": Side({LOGS_VARIABLE: "off"}),
@@ -31,8 +31,8 @@ SIDES = {
 
 
 def logs(url: str) -> bool:
-    """Drain in turn without the checks, with the setting off (twice), on but unused, and on with a line
-    per task.
+    """Drain alternately without the checks, with the setting off (twice), on but unused, and on with a
+    line per task.
     """
     found = compare(url, SIDES)
     was_idle = report("logs of attempts", found, "off")
@@ -42,7 +42,7 @@ def logs(url: str) -> bool:
 
 
 def _idle_us() -> float:
-    """Time all that a child does for an attempt that logs nothing."""
+    """Time all work of a child for an attempt that logs nothing."""
     settings = LogCapture()
     limits = LogLimits(settings.max_bytes, settings.max_lines)
     assignment = Assignment("0" * 36, 1, "noop", 1, "[]", "{}", None)

@@ -1,4 +1,4 @@
-"""Whether the machine is idle: while other processes use the processors, figures are meaningless."""
+"""Detects whether the machine is idle; other processes make figures meaningless."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from dataclasses import dataclass
 
 import psutil
 
-# A round begins after this long with less than this share of all processors in use.
+# The duration for which less than this share of all processors must be in use before a round
+# begins.
 QUIET_SECONDS = 1.5
 BUSY_SHARE = 0.10
-# A checkpoint or an autovacuum of the server ends within that time.
+# Within that time, a checkpoint or an autovacuum of the server ends.
 PATIENCE_SECONDS = 60.0
 
 BUSY_MARK = "  [MACHINE WAS BUSY]"
 
 
 class MachineBusyError(Exception):
-    """Other processes did not stop using the processors."""
+    """Other processes kept using the processors."""
 
 
 def used_share(idle_seconds: float, seconds: float, processors: int) -> float:
-    """Return the share of the processors that was in use, given how long they were idle in all."""
+    """Return the share of the processors that was in use, given their total idle time."""
     return min(1.0, max(0.0, 1.0 - idle_seconds / (seconds * processors)))
 
 
 def is_idle(share: float) -> bool:
-    """Judge by the share of the processors in use."""
+    """Return whether the share of the processors in use counts as idle."""
     return share < BUSY_SHARE
 
 
 @dataclass(slots=True)
 class Machine:
-    """Waits for idle processors before each round, or with ``accepts_busy`` remembers that they were not."""
+    """Waits for idle processors before each round, or with ``accepts_busy`` records that they were busy."""
 
     accepts_busy: bool = False
     was_busy: bool = False
@@ -44,7 +45,7 @@ class Machine:
     processors: int = os.cpu_count() or 1
 
     def wait_until_idle(self) -> None:
-        """Return once the machine is idle; raise MachineBusyError when that takes too long."""
+        """Return once the machine is idle; raise MachineBusyError after a time limit."""
         gives_up_at = self.clock() + (0.0 if self.accepts_busy else PATIENCE_SECONDS)
         while not is_idle(share := self._share()):
             if self.clock() < gives_up_at:
@@ -63,8 +64,8 @@ class Machine:
         return used_share(self.idle_clock() - idle, self.clock() - started, self.processors)
 
     def take_mark(self) -> str:
-        """Return, once, the mark for figures that were measured on a busy machine; otherwise an empty
-        text.
+        """Return the mark for figures measured on a busy machine and reset it; without a mark, return an
+        empty text.
         """
         was_busy, self.was_busy = self.was_busy, False
         return BUSY_MARK if was_busy else ""

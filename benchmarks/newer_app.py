@@ -25,7 +25,7 @@ __all__ = [
 
 @app.task("burst_for", retry_policy=AGAIN)
 def burst_for(seconds: float) -> TaskResult[list[float], TaskError]:
-    """Wait at most until the time limit; return the start time and the seconds waited."""
+    """Wait until the time limit at most; return the start time and the seconds waited."""
     began_at, started = time.time(), time.perf_counter()
     with suppress(TaskStopped):
         time.sleep(seconds)
@@ -40,7 +40,7 @@ async def sleeping_nap() -> None:
 
 @app.task("blocking_nap")
 async def blocking_nap() -> None:
-    """Wait without the event loop, which is blocked meanwhile."""
+    """Wait without the event loop, which blocks it."""
     time.sleep(1.6)  # noqa: ASYNC251 - what async children must report
 
 

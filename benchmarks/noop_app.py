@@ -1,5 +1,5 @@
 """The application of the worker benchmarks: tasks that do nothing, or hardly anything. Older checkouts
-run it as well; tasks that need newer features are in ``newer_app.py``.
+run this application too; tasks that need newer features are in ``newer_app.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from horsies import AppConfig, Horsies, PostgresConfig, RetryPolicy, TaskError, TaskNode, TaskResult
 
-# "off" makes a worker count nothing, to measure the cost of counting.
+# "off" disables a worker's counts, to measure the cost of counting.
 if os.environ.get("HORSIES_BENCH_TALLY") == "off":
     from horsies.worker.tally import Tally
 
@@ -24,7 +24,7 @@ if os.environ.get("HORSIES_BENCH_TRACING") == "off":
 
     remove_checks(TRACING)
 
-# "on" keeps the logs of attempts, "removed" removes the checks for this setting.
+# "on" keeps the logs of attempts, and "removed" removes the checks for this setting.
 _settings: dict[str, Any] = {}
 if os.environ.get("HORSIES_BENCH_LOGS") == "removed":
     from benchmarks.unchecked import LOGS, remove_checks
@@ -32,7 +32,7 @@ if os.environ.get("HORSIES_BENCH_LOGS") == "removed":
     remove_checks(LOGS)
 elif os.environ.get("HORSIES_BENCH_LOGS") == "on":
     _settings["log_capture"] = {}
-    # A handler, because without one children would write the lines to standard error.
+    # Attach a handler, because without one children would write the lines to standard error.
     logging.getLogger().addHandler(logging.NullHandler())
     logging.getLogger().setLevel(logging.INFO)
 
@@ -70,7 +70,7 @@ if _setting == "memory limit":
 
 # The nodes of a chain.
 STEPS = 5
-# A child may hold several tasks if they are retried after a crash.
+# A child may hold several of these tasks, because they are retried after a crash.
 AGAIN = RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"])
 
 
@@ -110,7 +110,7 @@ def burst_nap_50() -> TaskResult[float, TaskError]:
 
 @app.task("nap")
 def nap() -> TaskResult[None, TaskError]:
-    """Wait for something else, as most tasks do."""
+    """Wait for an external event, as most tasks do."""
     time.sleep(0.005)
     return TaskResult(ok=None)
 
@@ -124,7 +124,7 @@ def nap_1() -> TaskResult[None, TaskError]:
 
 @app.task("after")
 def after(before: TaskResult[None, TaskError]) -> TaskResult[None, TaskError]:
-    """Do nothing with the result of another node."""
+    """Do nothing; take the result of another node."""
     return before
 
 
@@ -141,7 +141,7 @@ def number(number: int) -> TaskResult[None, TaskError]:
 
 
 def chain() -> Any:
-    """Return a run of nodes that do nothing, each after the previous one."""
+    """Build a run of no-op nodes, each after the previous one."""
     nodes = [TaskNode(noop)]
     while len(nodes) < STEPS:
         nodes.append(TaskNode(noop, waits_for=[nodes[-1]]))

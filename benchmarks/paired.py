@@ -1,10 +1,10 @@
-"""Comparisons on a machine that others use: warm workers that drain short loads in turn.
+"""Comparisons on a shared machine: warm workers that alternately drain short loads.
 
-Each side has its worker and its database. In a round all sides drain within a few seconds, in an order that
-is reversed in every second round, so load that comes and goes falls on all of them. What is left is judged
-by medians of ratios within a round: of the processor time of a task, which load changes far less than the
-rate, and on an idle machine of the rate as well. Several sessions with fresh processes show what a process
-contributes by itself.
+Each side has its worker and its database. In a round all sides drain within a few seconds, in an order
+that is reversed in every second round, so that varying load affects all sides. Results are judged by
+medians of ratios within a round: ratios of the processor time per task, which depends little on load,
+and on an idle machine also ratios of the rate. Several sessions with new processes show the differences
+between processes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ CHILDREN = 2
 TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "2000"))
 ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "10"))
 SESSIONS = int(os.environ.get("HORSIES_BENCH_SESSIONS", "4"))
-# A busy machine runs fewer rounds in this time, two in each session at least.
+# The time limit; on a busy machine fewer rounds run in it, but at least two per session.
 SECONDS = float(os.environ.get("HORSIES_BENCH_SECONDS", "480"))
-# How many series of calls are timed in one process.
+# The number of series of calls timed in one process.
 SERIES, CALLS = 300, 200
-# The processor time is that of the parent, the children and the server's processes for the worker.
+# Processor time includes the parent, the children and the server's processes for the worker.
 METRICS = ("rate", "total_us", "parent_us", "children_us", "server_us")
 
 # The figures of each side, by session and round.
@@ -43,14 +43,14 @@ Found = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a comparison: the environment of its processes, and the task they drain."""
+    """One side of a comparison: the environment of its processes, and its task."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     task: str = "noop"
 
 
 def compare(url: str, sides: Mapping[str, Side]) -> Found:
-    """Drain on all sides in turn, in several sessions that share the time."""
+    """Drain on all sides alternately, in several sessions that share the time."""
     found: dict[str, list[list[dict[str, float]]]] = {name: [] for name in sides}
     began = time.monotonic()
     for session in range(SESSIONS):
@@ -77,13 +77,13 @@ def _session(
 
 
 def rotated(names: Sequence[str], places: int) -> list[str]:
-    """Return the names with another name in front, so that no side always starts first."""
+    """Return the names rotated, so that no side always starts first."""
     first = places % len(names)
     return [*names[first:], *names[:first]]
 
 
 def order(names: Sequence[str], done: int) -> list[str]:
-    """Return the order of a round: every second one is the reverse of the one before it."""
+    """Return the order of a round, reversed in every second round."""
     turned = rotated(names, done // 2)
     return turned[::-1] if done % 2 else turned
 
@@ -130,7 +130,7 @@ def _answer(process: subprocess.Popen[str]) -> dict[str, float]:
 
 @contextmanager
 def _database(url: str) -> Iterator[str]:
-    """Lend an empty database of the server."""
+    """Yield an empty database of the server."""
     name = f"horsies_bench_{os.urandom(4).hex()}"
     drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
     with psycopg.connect(url, autocommit=True) as connection:
@@ -143,7 +143,7 @@ def _database(url: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The ratios of one metric to that of the base, round by round, and the median of each session."""
+    """The ratios of a metric to the base's metric per round, and the median of each session."""
 
     rounds: Sequence[float]
     sessions: Sequence[float]
@@ -159,12 +159,12 @@ class Share:
 
     @property
     def median(self) -> float:
-        """The ratio that half of the rounds exceed."""
+        """The median of the ratios."""
         return statistics.median(self.rounds)
 
     @property
     def middle(self) -> tuple[float, float]:
-        """The range of the middle half of the rounds."""
+        """The range of the middle half of the ratios."""
         low, _, high = statistics.quantiles(self.rounds, n=4, method="inclusive")
         return low, high
 
@@ -200,9 +200,10 @@ def _shares(found: Found, name: str, base: str, metric: str) -> str:
 
 
 def is_within(found: Found, name: str, base: str, allowed: float, *, was_idle: bool) -> bool:
-    """Print and judge: the side may cost this share of a task's processor time, and of the rate.
+    """Print and judge whether the side costs at most this share of a task's processor time and of the
+    rate.
 
-    The rate of a busy machine says more about its other processes and is not judged.
+    On a busy machine, the rate depends on other processes and is not judged.
     """
     rate = Share.of(found, name, base, "rate").median
     total = Share.of(found, name, base, "total_us").median
@@ -214,8 +215,8 @@ def is_within(found: Found, name: str, base: str, allowed: float, *, was_idle: b
 
 
 def alone_us(call: Callable[[], object]) -> float:
-    """Return the microseconds of a call in this process: the best of many short series, which no load can
-    make faster.
+    """Return the microseconds of a call in this process: the fastest of many short series, which is
+    independent of load.
     """
     best = float("inf")
     for _ in range(SERIES):

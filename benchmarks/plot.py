@@ -1,7 +1,7 @@
 """Draw curves over the number of workers as SVG: ``python -m benchmarks.plot RESULTS.json PICTURE.svg``.
 
-The results are those that ``python -m benchmarks workers`` saves with HORSIES_BENCH_SAVE, by the name of each
-series: {"series": {"2": [{"p50_ms": 2.9, ...}, ...], ...}}. Both axes are logarithmic, so a straight line
+``python -m benchmarks workers`` saves the results with HORSIES_BENCH_SAVE, by the name of each series:
+{"series": {"2": [{"p50_ms": 2.9, ...}, ...], ...}}. Both axes are logarithmic, so a straight line
 upwards is growth with a power of the workers.
 """
 
@@ -18,7 +18,7 @@ from typing import TypeAlias
 Point: TypeAlias = tuple[float, float]
 Results: TypeAlias = Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]
 
-# The charts, from left to right: the title, and the metrics that are added.
+# The charts from left to right: the title, and the metrics to add up.
 CHARTS = (
     ("idle: commits per second", ("idle_commits",)),
     ("idle: server, % of a core", ("idle_server_percent",)),

@@ -1,8 +1,6 @@
-"""The cost of sending: batches and single sends, each against a bare insert of the same rows by the
-same driver in the same run.
-
-The bare insert gets its rows ready-made: making identifiers, JSON texts and fingerprints is part of the
-time of Horsies only.
+"""The cost of sending: batches and single sends, each compared with a bare insert of the same rows by
+the same driver in the same run. The rows of the bare insert are prepared in advance; creating
+identifiers, JSON texts and fingerprints counts only for Horsies.
 """
 
 from __future__ import annotations
@@ -117,8 +115,8 @@ def _send_singles(add: AddTask) -> float:
 def _interleaved(
     url: str, bare: Callable[[], float], ours: Callable[[], float]
 ) -> tuple[list[float], list[float]]:
-    """Run both in turn, so that other load on the machine affects both alike; the first round only
-    warms up.
+    """Run both variants alternately, so that other load affects both equally; the first round only warms
+    up.
     """
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(ROUNDS + 1):

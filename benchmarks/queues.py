@@ -1,4 +1,4 @@
-"""The cost of other queues: very short tasks of one queue, while other queues have, or had, work."""
+"""The cost of other queues: very short tasks of one queue, while other queues have tasks or had tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEVER_REPLACED = ["--max-tasks-per-child", "0"]
 
 
 def queues(url: str) -> bool:
-    """Drain with one queue, and next to queues of higher priority in several situations, in alternating
+    """Drain with one queue, and with queues of higher priority in several situations, in alternating
     rounds.
     """
     here = Checkout(url)

@@ -1,7 +1,7 @@
 """A worker that drains one short load after another: ``python -m benchmarks.repeated ARGUMENTS``.
 
-Each line on standard input asks for one drain; its figures are one line of JSON. A comparison keeps one such
-process for every side, so that it can alternate between warm workers within a second.
+Each line on standard input requests one drain, and its figures are printed as one line of JSON. A
+comparison keeps one such process per side, to alternate between warm workers within a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks import figures
 
 NEVER_REPLACED = ("--max-tasks-per-child", "0", "--quiet-tasks", "--loglevel", "warning")
 WARM_UPS = 200
-# How often to try again: a worker polls every few seconds, perhaps during a preload.
+# The number of tries, because a worker polls every few seconds, possibly during a preload.
 TRIES = 5
 STARTED = "SELECT count(*) FROM horsies_tasks WHERE status <> 'PENDING' OR claimed_at IS NOT NULL"
 BACKENDS = """
@@ -58,7 +58,7 @@ def _preload(connection: Connection[Any], load: Callable[[], None]) -> None:
             load()
         if not figures._number(connection, STARTED):
             return
-        time.sleep(1)  # the worker is still running tasks, which the next try removes
+        time.sleep(1)  # The worker is still running tasks, which the next try removes.
     raise TimeoutError("the worker found the tasks before it was told of them, again and again")
 
 
@@ -74,7 +74,9 @@ def _drain(connection: Connection[Any], worker: Any, count: int) -> dict[str, fl
 
 
 def _processor_us(connection: Connection[Any], worker_pid: int) -> dict[str, float]:
-    """The processor time of the worker's parent, of its children, and of the server for this database."""
+    """Return the processor time of the worker's parent, of its children, and of the server for this
+    database.
+    """
     children = psutil.Process(worker_pid).children(recursive=True)
     backends = [row[0] for row in connection.execute(BACKENDS).fetchall()]
     return {
@@ -85,9 +87,10 @@ def _processor_us(connection: Connection[Any], worker_pid: int) -> dict[str, flo
 
 
 def _exact_us(pid: int) -> float:
-    """The processor time of a process in microseconds, by the scheduler's count of nanoseconds.
+    """Return the processor time of a process in microseconds, from the kernel scheduler's count of
+    nanoseconds.
 
-    ``psutil`` reads ticks of 10 ms, a fiftieth of a short drain.
+    ``psutil`` has a resolution of 10 ms, a fiftieth of a short drain.
     """
     threads = (LOCAL_PROCESSES / str(pid) / "task").iterdir()
     return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1_000

@@ -1,4 +1,4 @@
-"""Rounds: every variant is measured in turn on an idle machine, and printed as a median with its range."""
+"""Rounds: measures every variant in turn on an idle machine, and prints medians with their range."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 
 def begin_round() -> None:
-    """Wait until nothing else uses the machine."""
+    """Wait until no other process uses the machine."""
     MACHINE.wait_until_idle()
 
 
@@ -31,7 +31,7 @@ def heading(text: str) -> None:
 
 
 def alternate(variants: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Run every variant once per round; each round begins with the next one, so that none is always first."""
+    """Run every variant once per round; rotate the order, so that no variant is always first."""
     names = list(variants)
     found: dict[str, list[T]] = {name: [] for name in names}
     for done in range(rounds):
@@ -42,12 +42,12 @@ def alternate(variants: Mapping[str, Callable[[], T]], rounds: int) -> dict[str,
 
 
 def median(runs: Sequence[Mapping[str, float]], metric: str) -> float:
-    """Return the median of one metric of several rounds."""
+    """Return the median of a metric over several rounds."""
     return statistics.median(run[metric] for run in runs)
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
-    """Write a median with its range."""
+    """Format a median with its range."""
     middle = statistics.median(values)
     return f"{middle:,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
 
@@ -55,13 +55,15 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
 def ratios(
     runs: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]], metric: str
 ) -> list[float]:
-    """Return the ratio of each round: load that slows down a whole round leaves it unchanged."""
+    """Return the ratio of each round, which load during the whole round does not change."""
     return [one[metric] / other[metric] for one, other in zip(runs, base, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """The code to measure, identified by the interpreter it is installed for, and its own database."""
+    """The code to measure, identified by the interpreter for which it is installed, and its own
+    database.
+    """
 
     url: str
     python: str = sys.executable
@@ -77,7 +79,7 @@ class Checkout:
         return cls(url, str(python))
 
     def measure(self, figure: str, **arguments: Any) -> dict[str, float]:
-        """Take a figure of ``benchmarks.figures`` once, in its own process."""
+        """Measure a figure of ``benchmarks.figures`` once, in a separate process."""
         begin_round()
         command = [self.python, "-m", "benchmarks.figures", figure, json.dumps(arguments)]
         environment = {**os.environ, "HORSIES_DATABASE_URL": self.url}
@@ -89,7 +91,7 @@ class Checkout:
 
     @property
     def has_windows(self) -> bool:
-        """Whether a child of this code's worker can hold several tasks."""
+        """Return whether a child of this code's worker can hold several tasks."""
         return _has_window_flag(self.python)
 
 

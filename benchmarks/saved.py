@@ -1,5 +1,5 @@
-"""Results on disk: HORSIES_BENCH_SAVE names a JSON file to which each measurement is added as soon as it
-is taken, so a run that is cut off loses only the current measurement.
+"""Results on disk: each measurement is added immediately to the JSON file in HORSIES_BENCH_SAVE, so an
+interrupted run loses only the current measurement.
 
 The file maps the name of a series, HORSIES_BENCH_SERIES, to sizes, and each size to its measurements.
 ``markdown`` writes a series as a table for the documentation.
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def save_result(size: str, found: Mapping[str, float]) -> None:
-    """Add a measurement to the file, if one is named; "busy" is 1 if other programs used the machine."""
+    """Add a measurement to the file, if one is set; "busy" is 1 if other programs used the machine."""
     if not (named := os.environ.get("HORSIES_BENCH_SAVE")):
         return
     path = Path(named)
@@ -32,16 +32,16 @@ def save_result(size: str, found: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a table: the metrics to add, and the digits to show."""
+    """A line of a table: the metrics to add up, and the digits to show."""
 
     title: str
     metrics: Sequence[str]
     digits: int = 0
-    # Whether to divide by the size, the number of workers or sessions.
+    # Whether to divide by the size, which is the number of workers or sessions.
     is_each: bool = False
 
     def cell(self, size: str, runs: Sequence[Mapping[str, float]]) -> str:
-        """Return the median with its range, or a dash where the metrics were not measured."""
+        """Return the median with its range, or a dash if the metrics were not measured."""
         if any(metric not in run for metric in self.metrics for run in runs):
             return "-"
         share = float(size) if self.is_each else 1.0

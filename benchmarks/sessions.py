@@ -1,11 +1,11 @@
 """The limits of one server: a thousand sessions that listen, send heartbeats, claim and finish like
 workers, from one process and by the statements of workers.
 
-``HORSIES_BENCH_SESSIONS=200,1000,5000`` measures other numbers, and ``HORSIES_BENCH_SEND_SECONDS=1`` sends
-once a second. A session takes two to three megabytes of the server's memory. The program that plays the
-workers shares the processors with the server; its part is printed, too. It runs one statement at a time, so
-sessions never wait for each other's locks here, and "late" says how far it falls behind with heartbeats.
-``HORSIES_BENCH_SAVE`` keeps the results.
+``HORSIES_BENCH_SESSIONS=200,1000,5000`` measures other numbers, and ``HORSIES_BENCH_SEND_SECONDS=1``
+sends once a second. A session takes two to three megabytes of the server's memory. The program that
+simulates the workers shares the processors with the server, and its share is printed too. It runs one
+statement at a time, so sessions never wait for each other's locks; "late" is the delay of its
+heartbeats. ``HORSIES_BENCH_SAVE`` keeps the results.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Session:
             watch_workers.fetch(self.connection, self.worker_id, None, LATE_SECONDS)
 
     def serve(self) -> int:
-        """Read notifications; claim and finish if one announces work. Returns the number of tasks."""
+        """Read notifications; claim and finish tasks if one announces them. Return the number of tasks."""
         notes = list(self.connection.notifies(timeout=0))
         self.was_notified |= bool(notes)
         if all(note.channel == ECHO_CHANNEL for note in notes):
@@ -92,7 +92,7 @@ class Session:
 
 
 class Crowd:
-    """Several sessions served by one loop, each with heartbeats at its own times."""
+    """Several sessions served by one loop, each with its own heartbeat times."""
 
     def __init__(self, url: str, size: int) -> None:
         self._selector = selectors.DefaultSelector()
@@ -208,7 +208,7 @@ def _spent(sender: Connection[Any], server: psutil.Process, run: Any) -> Mapping
 
 
 def _memory(server: psutil.Process) -> float:
-    """Megabytes of private memory of the server's processes."""
+    """Return the private memory of the server's processes in megabytes."""
     total = 0.0
     for one in server.children():
         try:

@@ -1,4 +1,4 @@
-"""The application whose steps are compared with those of DBOS."""
+"""The application whose steps are compared with DBOS steps."""
 
 from __future__ import annotations
 

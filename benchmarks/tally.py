@@ -26,7 +26,7 @@ FLAGS = ("--max-tasks-per-child", "0", "--quiet-tasks")
 
 
 def tally(url: str) -> bool:
-    """Drain in turn without the tally, with it (the default), and with a scraper as well."""
+    """Drain alternately without the tally, with it (the default), and with it and a scraper."""
     kinds = {"no tally": _untallied, "tally": _plain, "tally, scraped": _scraped}
     found = alternate({name: partial(kind, url) for name, kind in kinds.items()}, ROUNDS)
     heading(
@@ -68,7 +68,7 @@ def _scraped(url: str) -> dict[str, float]:
 
 @contextmanager
 def _scraping(port: int) -> Iterator[list[int]]:
-    """Scrape every second until the block ends; yield a list of the sizes of the answers."""
+    """Scrape every second until the block ends; yield a list of the sizes of the responses."""
     stopped, seen = threading.Event(), list[int]()
 
     def scrape() -> None:

@@ -1,4 +1,4 @@
-"""The cost of tracing that is off: drains with the checks for tracing and without them, and the calls alone.
+"""The cost of disabled tracing: drains with and without the checks for tracing, and the calls alone.
 
 A drain shows whether anything is measurable; the calls of one process, in short rounds, resolve nanoseconds.
 """
@@ -20,13 +20,13 @@ CHILDREN = 2
 TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "10000"))
 ROUNDS = 5
 CALLS, CALL_ROUNDS = 50, 1_000
-# Out of the 250 µs that a worker takes for a no-op task.
+# The time that a worker takes for a no-op task is 250 µs.
 TARGET_US = 0.5
 
 
 def tracing(url: str) -> bool:
-    """Drain in turn without the checks for tracing and with them (the default); then time the calls in
-    turn.
+    """Drain alternately without and with the checks for tracing (the default); then time the calls
+    alternately.
     """
     kinds = {"no checks": partial(_drain, "off"), "as it is": partial(_drain, "on")}
     found = alternate({name: partial(kind, url) for name, kind in kinds.items()}, ROUNDS)
@@ -53,7 +53,7 @@ def _drain(checks: str, url: str) -> dict[str, float]:
 
 
 def _calls() -> dict[str, Callable[[], object]]:
-    """Return the part of a send, and of a child's work on a no-op task, that needs no other process."""
+    """Return the parts of a send, and of a child's work on a no-op task, that need no other process."""
     from benchmarks.noop_app import app, noop
     from horsies.worker.child.execute import AppProgram
     from horsies.worker.protocol import Assignment, encode_report
@@ -66,8 +66,8 @@ def _calls() -> dict[str, Callable[[], object]]:
 
 
 def _compare(name: str, call: Callable[[], object]) -> float:
-    """Time the call in turn with and without checks; return how many µs the checks add to the fastest
-    round.
+    """Time the call alternately with and without checks; return the microseconds that the checks add to
+    the fastest round.
     """
     codes = {
         one: (one.__code__, code_without_checks(one, TRACING)) for one in checked_functions(TRACING)

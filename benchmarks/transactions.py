@@ -1,4 +1,6 @@
-"""The cost of `tx`: the same INSERT with its outcome in one transaction and apart, and an unused `tx`."""
+"""The cost of `tx`: the same INSERT in one transaction with its outcome and in a separate one, and an
+unused `tx`.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,13 @@ TABLE = "CREATE TABLE IF NOT EXISTS benchmark_effects (number bigint)"
 CHILDREN = 2
 TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "3000"))
 ROUNDS = 5
-# The pairs to compare, and the part of the second task's rate that the first should reach at least.
+# The pairs to compare, and the minimum fraction of the second task's rate that the first must
+# reach.
 TARGETS = (("inside", "apart", 0.90), ("declared", "noop", 0.98))
 
 
 def transactions(url: str) -> bool:
-    """Drain each kind of task in turn."""
+    """Drain each kind of task alternately."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(TABLE)
     here = Checkout(url)

@@ -1,4 +1,4 @@
-"""Tasks that insert a row: with their outcome in the same transaction, and apart from it."""
+"""Tasks that insert a row, in the same transaction as their outcome or in a separate one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ kept: list[psycopg.Connection[Any]] = []
 
 @app.task("inside")
 def inside(tx: TaskTransaction = INJECTED) -> None:
-    """Insert a row; the library commits it with the outcome."""
+    """Insert a row, which the library commits with the outcome."""
     tx.connection.execute(INSERT)
 
 

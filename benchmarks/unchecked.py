@@ -1,4 +1,4 @@
-"""Functions of the package without their checks for a feature, to measure the cost of these checks."""
+"""Removes a feature's checks from functions of the package, to measure the cost of these checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 class Feature(NamedTuple):
     """A feature that is off by default: the names that its checks read, and the functions on a task's
-    path that contain these checks.
+    path with these checks.
     """
 
     names: frozenset[str]
@@ -42,7 +42,7 @@ LOGS = Feature(
 
 
 class _Remover(ast.NodeTransformer):
-    """Removes the branches that are taken only by an application that uses the feature."""
+    """Removes the branches that only an application with the feature takes."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
@@ -51,7 +51,7 @@ class _Remover(ast.NodeTransformer):
         return node.orelse if self._is_check(node.test) else self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        """Keep the value for the feature that is off, as in ``None if capture is None else ...``."""
+        """Keep the value for the disabled feature, as in ``None if capture is None else ...``."""
         match node.test:
             case ast.Compare(ops=[ast.Is()]) if self._is_check(node.test):
                 return node.body
@@ -70,7 +70,7 @@ class _Remover(ast.NodeTransformer):
 
 
 def code_without_checks(function: FunctionType, feature: Feature) -> CodeType:
-    """Compile a function again, without its checks for a feature."""
+    """Compile a function again without its checks for a feature."""
     source = ast.parse(textwrap.dedent(inspect.getsource(function)))
     tree = _Remover(feature.names).visit(source)
     code = compile(ast.fix_missing_locations(tree), function.__code__.co_filename, "exec")

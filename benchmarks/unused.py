@@ -1,6 +1,6 @@
 """The cost of settings that the drained tasks do not use: logs without lines, a codec for tasks without
-payload, a store for tasks without large payload, a webhook for ends that do not happen, and the memory limit
-of another task.
+payload, a store for tasks without large payload, a webhook for outcomes that do not occur, and the
+memory limit of another task.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from horsies.worker.protocol import Assignment
 # The environment variable that noop_app.py reads.
 SETTING_VARIABLE = "HORSIES_BENCH_SETTING"
 SETTINGS = ("none", "none again", "logs", "codec", "store", "webhook", "memory limit")
-# An unused setting may cost this share of the drain; "none again" shows the noise of the machine.
+# The maximum cost of an unused setting, as a fraction of the drain; "none again" shows the
+# machine's noise.
 TARGET = 0.03
-# The memory limit of another task must not have a cost that this comparison can measure.
+# The cost of another task's memory limit must be too small for this comparison to measure.
 FREE = {"memory limit": 0.01}
 
 
 def unused(url: str) -> bool:
-    """Drain in turn without a setting (twice) and with each setting."""
+    """Drain alternately without a setting (twice) and with each setting."""
     found = compare(url, {one: Side({SETTING_VARIABLE: one}) for one in SETTINGS})
     was_idle = report("unused settings, no-op tasks", found, "none")
     print(f"  one process: {_watch_us():.2f} µs for a task without a limit, all in the parent")
@@ -35,7 +36,9 @@ def unused(url: str) -> bool:
 
 
 def _watch_us() -> float:
-    """Time all that a parent does for a task without a limit because another one has a limit."""
+    """Time all work of a parent for a task without a memory limit that exists because another task has
+    one.
+    """
     nothing: Any = SimpleNamespace(is_async=False, tasks_done=1)
     held: Any = SimpleNamespace(assignment=Assignment("0" * 36, 1, "noop", 1, "[]", "{}", None))
     watch = MemoryWatch(nothing, nothing, {"limited": 500})

@@ -1,4 +1,4 @@
-"""The cost of dashboard viewers: a drain while ten of them watch the overview."""
+"""The cost of dashboard viewers: a drain while ten viewers watch the overview."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _wait_until_served(address: str) -> None:
 
 @contextmanager
 def _looking(address: str, count: int) -> Iterator[list[int]]:
-    """Hold this many streams of the overview open; yield how many events each has received."""
+    """Keep this many streams of the overview open; yield the number of events that each has received."""
     seen, stop = [0] * count, threading.Event()
     with ExitStack() as stack:
         for index in range(count):
@@ -82,7 +82,7 @@ def _looking(address: str, count: int) -> Iterator[list[int]]:
 
 
 def _look(address: str, index: int, seen: list[int], stop: threading.Event) -> None:
-    # A client may hold six streams, so every viewer has its own address.
+    # Each viewer has its own address, because a client may have only six streams.
     transport = httpx.HTTPTransport(local_address=f"127.0.0.{index + 2}")
     with httpx.Client(transport=transport, timeout=15) as client:
         while not stop.is_set():

@@ -1,5 +1,5 @@
-"""The promises of windows in milliseconds: how soon tasks behind a slow one run elsewhere, how exact a time
-limit is, whether two workers share few tasks. The tests check the same without a clock.
+"""The guarantees of windows in milliseconds: how soon tasks behind a slow task run elsewhere, how exact
+a time limit is, and whether two workers share few tasks. Tests check the same without a clock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Drain = Callable[..., list["Run"]]
 
 
 class Run(NamedTuple):
-    """One task: when it began and how long it ran, by its own clock; the number and worker of its claims."""
+    """One task: its start and duration by its own clock, and the number and worker of its claims."""
 
     began_at: float
     seconds: float
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 @contextmanager
 def running(url: str, workers: int, children: int, *flags: str) -> Iterator[Drain]:
-    """Run this many warm workers; lend the function that lets them run tasks of these lengths."""
+    """Run this many warm workers; yield the function that makes them run tasks of these durations."""
     begin_round()
     os.environ["HORSIES_DATABASE_URL"] = url
     function = importlib.import_module("benchmarks.newer_app").burst_for
@@ -80,17 +80,19 @@ def running(url: str, workers: int, children: int, *flags: str) -> Iterator[Drai
 
 
 def taken_back(url: str, workers: int, children: int) -> dict[str, float]:
-    """How long after the start of a slow task the last task behind it began in another child."""
+    """Return the time from the start of a slow task to the start of the last task behind it in another
+    child.
+    """
     with running(url, workers, children) as drain:
         runs = drain([*BACKLOG, SLOW_SECONDS, *BACKLOG])
     slow, *rest = runs[len(BACKLOG) :]
-    # The windows of four children end before the 128th task behind it.
+    # The windows of four children end before the 128th task behind the slow task.
     behind = [run.began_at - slow.began_at for run in rest[:128] if run.claims > 1]
     return {"tasks": len(behind), "last_ms": 1000 * max(behind, default=0.0)}
 
 
 def limited(url: str) -> dict[str, float]:
-    """How early or late slow tasks among short ones were stopped, compared with their time limit."""
+    """Return how early or late slow tasks among short ones were stopped, compared with their time limit."""
     with running(url, 1, 4) as drain:
         runs = drain([*BACKLOG, SLOW_SECONDS] * 5, timeout_ms=LIMIT_MS)
     errors = [1000 * run.seconds - LIMIT_MS for run in runs if run.seconds > LIMIT_MS / 2000]
@@ -99,8 +101,8 @@ def limited(url: str) -> dict[str, float]:
 
 
 def shared(url: str, *flags: str) -> dict[str, float]:
-    """Give two workers three tasks of 4 ms at a time: the delay of their start, and the smaller worker's
-    share.
+    """Give two workers three tasks of 4 ms at a time; measure the delay of their start, and the smaller
+    worker's share.
     """
     with running(url, 2, 2, *flags) as drain:
         runs = drain(*[TRICKLE] * TRICKLES)
@@ -111,7 +113,7 @@ def shared(url: str, *flags: str) -> dict[str, float]:
 
 
 def windows(url: str) -> bool:
-    """Measure the bounds of windows, and print every figure with its target."""
+    """Measure the guarantees of windows, and print every figure with its target."""
     checks = [_print_taken_back(url), _print_limits(url), _print_shares(url)]
     return all(checks)
 

@@ -1,4 +1,4 @@
-"""The figures of a worker: throughput, recycling, latency; each compared with bare SQL in the same
+"""The figures of a worker: throughput, recycling and latency, each compared with bare SQL in the same
 run.
 """
 
@@ -30,14 +30,14 @@ ROUNDS = 3
 LATENCY_SENDS = 300
 TARGETS = {2: 0.30, 4: 0.45, 8: 0.65}
 RECYCLING_CHILDREN = 4
-# The task, how many of them run, and the part of the rate without recycling that must remain. The worker
-# replaces 24 processes a second for tasks that do nothing: they have no target.
+# The task, the number of tasks, and the fraction of the rate without recycling that must remain.
+# With no-op tasks, the worker replaces 24 processes a second, so they have no target.
 RECYCLED = (("noop", 12_000, None), ("nap_1", 6_000, 0.95), ("burst", 30_000, 0.90))
 LATENCY_TARGETS = (3.0, 6.0)
 
 
 def connect(url: str) -> Connection[Any]:
-    """Open a connection tuned like the worker's."""
+    """Open a connection with a worker's settings."""
     return psycopg.connect(url, autocommit=True, prepare_threshold=0, options=TURN_SETTINGS)
 
 
@@ -95,7 +95,7 @@ def throughput(url: str) -> bool:
 
 
 def costs(runs: Sequence[dict[str, float]]) -> str:
-    """Write the cost of a task for the server and the processors, in medians."""
+    """Format the cost of a task for the server and the processors, as medians."""
     processor = ", ".join(
         f"{who} {median(runs, f'{who}_us'):.0f}" for who in ("parent", "children", "server")
     )
@@ -108,14 +108,14 @@ def costs(runs: Sequence[dict[str, float]]) -> str:
 def bare_rate(
     url: str, run: Callable[[Connection[Any], int, int], float], batch: int, count: int
 ) -> float:
-    """Drain loaded tasks by bare SQL; return tasks per second."""
+    """Drain loaded tasks with bare SQL; return tasks per second."""
     with connect(url) as connection:
         lifecycle.load(connection, count)
         return run(connection, batch, count)
 
 
 def recycling(url: str) -> bool:
-    """Compare drains whose children are replaced every 100 tasks or never: empty tasks, tasks of 1 ms,
+    """Compare drains with children replaced every 100 tasks or never: no-op tasks, tasks of 1 ms,
     windows.
     """
     checks = [_recycled(Checkout(url), *one) for one in RECYCLED]

@@ -1,9 +1,10 @@
-"""The cost of the number of workers: 2, 10 and 40 workers with one child each, and 5 workers with eight.
+"""The cost of many workers: 2, 10 and 40 workers with one child each, and 5 workers with eight children
+each.
 
-``HORSIES_BENCH_WORKERS=2,10,40,200`` measures other numbers of workers. A worker takes about 60 MB of memory,
-and half a second of processor time to start. ``HORSIES_BENCH_SAVE=FILE`` adds each result to a JSON file as
-soon as it is measured, as the series HORSIES_BENCH_SERIES ("now" by default), for ``benchmarks.plot``. Large
-numbers take minutes: measure them in pieces that add to one file.
+``HORSIES_BENCH_WORKERS=2,10,40,200`` measures other numbers of workers. A worker takes about 60 MB of
+memory, and half a second of processor time to start. ``HORSIES_BENCH_SAVE=FILE`` adds each result to a
+JSON file as soon as it is measured, as the series HORSIES_BENCH_SERIES ("now" by default), for
+``benchmarks.plot``. Large numbers take minutes; measure them in several runs with the same file.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from benchmarks.saved import save_result
 
 SIZES = tuple(map(int, os.environ.get("HORSIES_BENCH_WORKERS", "2,10,40").split(",")))
 ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "3"))
-# A few workers with as many children in all as 40 workers have.
+# A few workers with the same total number of children as 40 workers.
 FEW, FEW_CHILDREN = 5, 8
-# The highest allowed cost of 40 workers, as a multiple of the smallest number of workers measured.
+# The maximum cost of 40 workers, as a multiple of the cost of the smallest measured fleet.
 RATIO_MAX = 1.5
-# The same limit for the idle commits of each worker and for the recovery from a killed worker, at every
+# The same limit for the idle commits per worker and for the recovery from a killed worker, at every
 # size.
 GROWTH_MAX = 1.5
 RATE_MIN = 0.8
@@ -46,7 +47,7 @@ Runs: TypeAlias = Sequence[Mapping[str, float]]
 
 
 def workers(url: str) -> bool:
-    """Measure fleets of several sizes; the cost of a single task must hardly grow with the workers."""
+    """Measure fleets of several sizes; the cost of a single task must hardly grow with their size."""
     here = Checkout(url)
     few = f"{FEW} x {FEW_CHILDREN}"
     variants = {str(size): partial(_measure, here, str(size), workers=size) for size in SIZES}
@@ -75,8 +76,8 @@ def _cell(runs: Runs, metric: str, _: str, digits: int) -> str:
 
 
 def _judge(found: Mapping[int, Runs], few: Runs) -> bool:
-    """Compare 40 workers with the smallest fleet, and every fleet with the smallest and with the limit
-    of the idle server.
+    """Compare 40 workers with the smallest fleet, and every fleet with the smallest fleet and with the
+    limits of an idle server.
     """
     base, good = found[min(found)], True
     if FEW * FEW_CHILDREN not in found:

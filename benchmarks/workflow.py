@@ -1,5 +1,5 @@
-"""The cost of workflows: nodes of chains, fans and maps against plain tasks on the same worker, and
-starts of runs against single sends by the same producer.
+"""The cost of workflows: nodes of chains, fans and maps compared with plain tasks on the same worker,
+and starts of runs compared with single sends by the same producer.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from horsies.ids import new_id
 from horsies.workflow.nodes.nodes import AnyNode, MapNode, TaskNode
 from horsies.workflow.spec import WorkflowSpec
 
-# Nodes of each shape and round; the fan and the map are one run each.
+# Nodes per shape and round; a fan or a map is one run.
 NODES = 1_000
 ROUNDS = 5
 CHILDREN = (4, 8)
 NODE_TARGET = 0.8
-# Starts and sends of each round.
+# The number of starts and sends per round.
 STARTS = 200
 SENDS = 600
 START_TARGET = 0.4
 
-# The time from the first start to the last end, without the nodes before and after a fan or a map.
+# The time from the first start to the last finish, without the nodes before and after a fan or a
+# map.
 PLAIN_SECONDS = """
 SELECT extract(epoch FROM max(completed_at) - min(started_at)) FROM horsies_tasks
 WHERE id = ANY(%s::uuid[])
@@ -46,7 +47,7 @@ WHERE workflow_id = ANY(%s::uuid[]) AND workflow_node_index BETWEEN %s AND %s
 OPEN_RUNS = "SELECT count(*) FROM horsies_workflows WHERE status = 'RUNNING'"
 OPEN_TASKS = "SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
 EMPTY = "TRUNCATE horsies_workflows, horsies_workflow_tasks, horsies_tasks CASCADE"
-# The processes of the server that work for the producer.
+# The server processes that work for the producer.
 SERVER_PIDS = """
 SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'horsies:%' AND datname = current_database()
 """
@@ -60,7 +61,7 @@ def _noop_app(url: str) -> Any:
 
 
 def _taking_chain(app: Any) -> WorkflowSpec[Any]:
-    """Nodes that take each other's results; ``app.chain`` only waits for them."""
+    """Build nodes that take each other's results; ``app.chain`` only waits for them."""
     nodes = [TaskNode(app.noop)]
     while len(nodes) < app.STEPS:
         nodes.append(_after(app, nodes[-1], takes=True))
@@ -74,7 +75,7 @@ def _fan(app: Any, *, takes: bool = False) -> WorkflowSpec[Any]:
 
 
 def _after(app: Any, before: TaskNode[Any], *, takes: bool) -> TaskNode[Any]:
-    """A node behind another one, which takes its result or only waits for it."""
+    """Build a node behind another node; it takes the result or only waits for it."""
     if takes:
         return TaskNode(app.after, args_from={"before": before}, waits_for=[before])
     return TaskNode(app.noop, waits_for=[before])
@@ -94,7 +95,7 @@ def _spec(app: Any, name: str, nodes: Sequence[AnyNode]) -> WorkflowSpec[Any]:
 
 
 def _wait(connection: Connection[Any], question: str) -> None:
-    """Poll rarely, so that the polls add little load."""
+    """Poll rarely, to add little load."""
     while _number(connection, question):
         connection.execute("SELECT pg_sleep(0.1)")
 
@@ -126,7 +127,7 @@ def _shapes(app: Any) -> dict[str, _Shape]:
 
 
 class _Drain:
-    """One worker that runs the same number of plain tasks and of nodes of runs."""
+    """One worker that runs the same number of plain tasks and of nodes."""
 
     def __init__(self, connection: Connection[Any], worker_pid: int) -> None:
         self._connection = connection
@@ -183,14 +184,14 @@ def _rates(url: str, children: int) -> dict[str, list[dict[str, float]]]:
 
 
 def workflow(url: str) -> bool:
-    """Let one worker run plain tasks, chains, fans and maps in turn, with 4 and 8 children."""
+    """Let one worker run plain tasks, chains, fans and maps alternately, with 4 and 8 children."""
     measured = {children: _rates(url, children) for children in CHILDREN}
     heading(f"workflows, {NODES:,} nodes of each shape, median (min-max) of {ROUNDS}")
     good = True
     for children, found in measured.items():
         print(f"  {children} children")
         for name, runs in found.items():
-            # A node that takes a result does more than a plain task.
+            # A node that takes a result does more work than a plain task.
             good &= _print_shape(name, runs, found["plain tasks"]) or name.endswith("taking")
     print(f"  target of nodes that take no result: {NODE_TARGET}")
     return good
@@ -206,7 +207,7 @@ def _print_shape(
 
 
 def starts(url: str) -> bool:
-    """Send single tasks, start runs of five nodes one by one and 200 at once, without a worker."""
+    """Send single tasks, and start runs of five nodes one by one and 200 in one call, without a worker."""
     app = _noop_app(url)
     with connect(url) as connection:
         producer = _Producer(app, connection)

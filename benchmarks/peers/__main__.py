@@ -1,9 +1,9 @@
 """Compare Horsies with other task queues: ``python -m benchmarks.peers``, or ``make bench-peers``.
 
-Runs every workload for all peers in turn, for several rounds, and prints medians with their range,
-ratios to Horsies, versions, settings, and the things that a peer does not do. The cell of a failed
-workload shows the reason. Every result is stored immediately; a stopped run is continued with --resume.
-No process, server or database is left behind.
+Runs every workload for all peers alternately, for several rounds, and prints medians with their range,
+ratios to Horsies, versions, settings, and missing features of the peers. The cell of a failed workload
+shows the reason. Every result is stored immediately; a stopped run is continued with --resume. All
+processes, servers and databases are removed at the end.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from benchmarks.peers.table import Measured
 from benchmarks.peers.workloads import WORKLOADS, in_turns, once
 
 SERVERS_OF = {"celery": "Redis", "dramatiq": "Redis", "rq": "Redis", "arq": "Redis"}
-# Hundreds of measurements follow each other: check for other processes this long before each one.
+# The time of the check for other processes before each of hundreds of measurements.
 QUIET_SECONDS = 0.5
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure, print, and write the Markdown files that were asked for."""
+    """Measure, print, and write the requested Markdown files."""
     options = _parser().parse_args(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
@@ -126,7 +126,7 @@ class Run:
         self.ended_early = ""
 
     def describe(self, peers: Sequence[str]) -> None:
-        """Load the facts of each peer; one that cannot be imported or lacks its server is left out."""
+        """Load the facts of each peer; leave out a peer that cannot be imported or lacks its server."""
         for peer in peers:
             bench = Bench(peer, self._servers, self._place, self._results.sizes)
             try:
@@ -143,7 +143,7 @@ class Run:
             print(f"{peer:16}left out: {reason}", flush=True)
 
     def measure(self, workloads: Sequence[str], rounds: int) -> None:
-        """Run the workloads, each for all peers in turn, round after round."""
+        """Run the workloads, each for all peers in turn, round by round."""
         for round_number in range(rounds):
             for workload in workloads:
                 if once(workload) and round_number:
@@ -162,7 +162,7 @@ class Run:
                 figures[name] = figure
         except PeerFailed as failure:
             failed = str(failure)
-        except Exception as error:  # whatever the error, the other peers continue
+        except Exception as error:  # For any error of a peer, continue with the other peers.
             failed = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         seconds = time.monotonic() - started
         shown = [_shown(name, figure) for name, figure in figures.items()]

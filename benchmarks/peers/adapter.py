@@ -1,9 +1,8 @@
 """The interface between the workloads and one peer, and the tasks that every peer runs.
 
-An adapter is a module below ``adapters``. It is imported only in its own processes, so that a peer that
-is not installed fails alone, and the imports of one peer never slow down another. Its tasks are
-``noop``, ``nap`` and ``mark``; each takes one number. Where a peer runs coroutines, the tasks are
-coroutines.
+An adapter is a module below ``adapters``. It is imported only in its own processes, so that a missing
+peer affects no other peer, and no peer slows down another with its imports. Its tasks are ``noop``,
+``nap`` and ``mark``; each takes one number. If a peer runs coroutines, the tasks are coroutines.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ ANSWER = "PEERS_ANSWER"
 
 NAP_SECONDS = 0.005
 CRASHING_NUMBER = 50
-# The pause between polls, for peers that can only poll for a result: too short to determine the latency.
+# The pause between polls for peers without another way to wait for a result, too short to determine
+# the latency.
 POLL_SECONDS = 0.001
 # The latency of a slow peer is measured fewer times.
 WARMING_CALLS, FEWEST_CALLS, CALLS_SECONDS = 5, 20, 8.0
@@ -39,7 +39,7 @@ WARMING_CALLS, FEWEST_CALLS, CALLS_SECONDS = 5, 20, 8.0
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting of a peer, with the reason for it and the page of its documentation."""
+    """A setting of a peer, with the reason for it and the page of the peer's documentation."""
 
     setting: str
     reason: str
@@ -61,7 +61,7 @@ class Facts:
 
 
 class Adapter(Protocol):
-    """The functions of an adapter module; those that enqueue return the seconds they took."""
+    """The functions of an adapter module; functions that enqueue return their duration in seconds."""
 
     FACTS: Facts
 
@@ -75,22 +75,22 @@ class Adapter(Protocol):
         """Send tasks with the peer's bulk call, or one by one if it has none."""
 
     def latencies(self, count: int) -> list[float]:
-        """Send a task and wait for its result, over and over; return the seconds of each."""
+        """Send a task and wait for its result, repeatedly; return the seconds of each try."""
 
     def count_done(self, sent: int) -> int:
         """Return how many of the sent tasks have finished, according to the peer's own records.
 
-        The worker is measured meanwhile, so this must be cheap.
+        This must be cheap, because the worker is being measured.
         """
 
     def crash_state(self) -> str:
-        """Return the state that the peer shows for the task that crashed."""
+        """Return the state that the peer shows for the crashed task."""
 
     def worker_command(self, slots: int, recycle: int | None) -> Sequence[str]:
         """Return the command line of a worker with this many slots."""
 
 
-# Name of a peer: its module and, where one module serves several, its variant.
+# The name of a peer: its module and, if one module serves several peers, its variant.
 PEERS: dict[str, tuple[str, str]] = {
     "horsies": ("horsies_queue", ""),
     "horsies-burst": ("horsies_queue", "burst"),
@@ -110,7 +110,7 @@ PEERS: dict[str, tuple[str, str]] = {
 
 
 def module_of(peer: str) -> str:
-    """Return the module that holds the adapter of a peer."""
+    """Return the module with the adapter of a peer."""
     return f"benchmarks.peers.adapters.{PEERS[peer][0]}"
 
 
@@ -125,7 +125,7 @@ def variant() -> str:
 
 
 def nap(_: int) -> None:
-    """Wait for something else, as most tasks do."""
+    """Wait for an external event, as most tasks do."""
     time.sleep(NAP_SECONDS)
 
 
@@ -139,7 +139,7 @@ def mark(number: int) -> None:
 
 
 async def mark_async(number: int) -> None:
-    """Do the same as ``mark`` in a coroutine."""
+    """Record as ``mark`` does, in a coroutine."""
     write(f"start {number}")
     if number == CRASHING_NUMBER:
         os._exit(1)
@@ -148,7 +148,7 @@ async def mark_async(number: int) -> None:
 
 
 def write(line: str) -> None:
-    """Append a line to the journal; a write of one short line is not torn."""
+    """Append a line to the journal; one write of a short line is atomic."""
     with Path(os.environ[JOURNAL]).open("a") as journal:
         journal.write(line + "\n")
 
@@ -161,14 +161,14 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def send_each(send: Callable[[int], Any], count: int) -> float:
-    """Send every number and return the seconds; the first send, which connects, is not timed."""
+    """Send every number and return the seconds, without the first send, which connects."""
     send(0)
     seconds = timed(lambda: [send(number) for number in range(1, count)])
     return seconds * count / max(count - 1, 1)
 
 
 async def send_each_async(send: Callable[[int], Awaitable[Any]], count: int) -> float:
-    """Do the same as ``send_each`` with a coroutine."""
+    """Send each number as ``send_each`` does, with a coroutine."""
     await send(0)
     started = time.perf_counter()
     for number in range(1, count):
@@ -177,7 +177,7 @@ async def send_each_async(send: Callable[[int], Awaitable[Any]], count: int) -> 
 
 
 async def wait_each_async(call: Callable[[], Awaitable[Any]], count: int) -> list[float]:
-    """Do the same as ``wait_each`` with a coroutine."""
+    """Wait for each result as ``wait_each`` does, with a coroutine."""
     for _ in range(WARMING_CALLS):
         await call()
     taken = []
@@ -189,9 +189,7 @@ async def wait_each_async(call: Callable[[], Awaitable[Any]], count: int) -> lis
 
 
 def wait_each(call: Callable[[], Any], count: int) -> list[float]:
-    """Return the seconds of each call; the calls before them are not timed: they warm up and wait for
-    the worker.
-    """
+    """Return the seconds of each call, without the first calls, which warm up and wait for the worker."""
     for _ in range(WARMING_CALLS):
         call()
     return [timed(call) for _ in _turns(count)]
@@ -216,9 +214,7 @@ _watching: list[psycopg.Connection[Any]] = []
 
 
 def count_rows(query: str) -> int:
-    """Run a counting query on a connection that stays open, because the query runs twenty times a
-    second.
-    """
+    """Run a counting query on a permanent connection, because the query runs twenty times a second."""
     if not _watching:
         _watching.append(psycopg.connect(os.environ[DATABASE], autocommit=True))
     row = _watching[0].execute(query.encode()).fetchone()

@@ -1,6 +1,6 @@
 """One step of a workload in its own process: ``agent PEER STEP [ARGUMENT ...]``.
 
-Writes the answer as JSON to the file that ``PEERS_ANSWER`` names.
+The result is written as JSON to the file in ``PEERS_ANSWER``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def facts(adapter: Adapter) -> dict[str, Any]:
 def watch(
     adapter: Adapter, sent: str, count: str, seconds: str, stop: str
 ) -> list[tuple[float, int]]:
-    """Sample the number of finished tasks until it reaches the count, until this long after the first
+    """Sample the number of finished tasks until it reaches the count, until a time limit after the first
     finished task, or until a file appears.
     """
     samples = [(0.0, adapter.count_done(int(sent)))]
@@ -61,7 +61,7 @@ STEPS: dict[str, Callable[..., Any]] = {
 
 
 def main(peer: str, step: str, *arguments: str) -> None:
-    """Carry out the step and write its answer."""
+    """Execute the step and write its result."""
     answer = STEPS[step](load(peer), *arguments)
     Path(os.environ[ANSWER]).write_text(json.dumps(answer), "utf-8")
 

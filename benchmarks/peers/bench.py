@@ -1,4 +1,4 @@
-"""One peer with the servers: steps in their own processes, workers, prepared queues."""
+"""One peer with the servers: runs steps in their own processes, starts workers, and prepares queues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEP_SECONDS = 120
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much each workload does, the same for all peers."""
+    """The size of each workload, the same for all peers."""
 
     tasks: int = 10_000
     naps: int = 4_000
@@ -47,12 +47,12 @@ QUICK = Sizes(
 
 
 class PeerFailed(Exception):
-    """A peer could not carry out a step; the message is the reason in one line."""
+    """A peer could not execute a step; the message is the reason in one line."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """One peer with the servers and a directory for files."""
+    """One peer, the servers, and a directory for files."""
 
     peer: str
     servers: Servers
@@ -62,7 +62,7 @@ class Bench:
     _commands: dict[tuple[int, int], list[str]] = field(default_factory=dict)
 
     def step(self, environment: dict[str, str], name: str, *arguments: object) -> Any:
-        """Carry out one step of the adapter in its own process, before a deadline."""
+        """Execute one step of the adapter in its own process, with a time limit."""
         command = [sys.executable, "-m", "benchmarks.peers.agent", self.peer, name]
         answer, log = self.place / f"{name}.answer", self.place / f"{name}.log"
         log.unlink(missing_ok=True)
@@ -78,9 +78,8 @@ class Bench:
 
     @contextmanager
     def fresh(self, workload: str, task: str = "", count: int = 0) -> Iterator[dict[str, str]]:
-        """Lend servers with this many tasks in the queue; the environment names them.
-
-        Tasks are sent once, then the state of the servers is copied, which RabbitMQ cannot do.
+        """Yield servers with this many queued tasks, named in the environment. Tasks are sent once;
+        later calls copy the servers' state, except for RabbitMQ, which cannot be copied.
         """
         state = f"{self.peer}_{task}_{count}"
         is_prepared = self.servers.has(state)
@@ -130,7 +129,7 @@ class Bench:
         slots: int,
         recycle: int = 0,
     ) -> Iterator[tuple[subprocess.Popen[bytes], list[list[float]]]]:
-        """Run a worker and sample its progress from its start; then lend the worker and the samples."""
+        """Run a worker and sample its progress from its start; yield the worker and the samples."""
         stop = self.place / "stop"
         stop.unlink(missing_ok=True)
         with ThreadPoolExecutor(1) as pool, self.worker(environment, slots, recycle) as worker:

@@ -1,9 +1,10 @@
-"""Recorded steps of durable functions compared with those of DBOS: ``python -m
+"""Recorded steps of durable functions compared with steps of DBOS: ``python -m
 benchmarks.peers.durable_steps``.
 
-Both record steps that do nothing, on one server, in alternating rounds: one run at a time, and four side by
-side, in children of a worker and in threads. The time of Horsies includes its sends and its outcomes; DBOS
-calls its workflows directly, which is faster than its queue. ``--python`` names an interpreter that has DBOS.
+Both record no-op steps on one server in alternating rounds: one run at a time, and four runs
+concurrently, in children of a worker or in threads. The time of Horsies includes its sends and its
+outcomes; DBOS calls its workflows directly, which is faster than its queue. ``--python`` names an
+interpreter that has DBOS.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from horsies import Horsies
 from horsies.db.migrate import apply_migrations
 
 STEPS = 50
-# How many runs are executed side by side, and how many runs a round has.
+# The number of concurrent runs, and the number of runs per round.
 SIZES = {1: 20, 4: 60}
 TARGET = 5.0
 OPEN = "SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
@@ -86,7 +87,7 @@ def _compared(own: str, other: str, places: int, options: argparse.Namespace) ->
 
 
 def _drained(app: Horsies, connection: psycopg.Connection[Any], runs: int, steps: int) -> float:
-    """The seconds from the first send to the last outcome."""
+    """Return the seconds from the first send to the last outcome."""
     started = time.perf_counter()
     for _ in range(runs):
         app.send_by_name("steps", {"count": steps}).unwrap()
@@ -114,7 +115,9 @@ def _seconds_of_dbos(python: str, url: str, runs: int, threads: int) -> float:
 
 
 def _commits(url: str) -> int:
-    """The commits of a database so far; its sessions report them with a delay of up to a second."""
+    """Return the number of commits of a database; its sessions report them with a delay of up to a
+    second.
+    """
     time.sleep(1.2)
     with psycopg.connect(url, autocommit=True) as connection:
         row = connection.execute(

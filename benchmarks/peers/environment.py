@@ -1,7 +1,7 @@
 """Create the virtual environment of the peers: ``python -m benchmarks.peers.environment DIRECTORY``.
 
-Uses the standard library only. If the index lacks a package, one line says so and
-its peer is left out of the tables. An overlay holds packages that only one peer can work with.
+Uses the standard library only. If the index lacks a package, a line reports it and the tables omit its
+peer. An overlay has packages for one peer that conflict with other peers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-
 
 
 def main(directory: str) -> None:
-    """Create the environment and install everything that can be installed."""
+    """Create the environment and install all available packages."""
     place = Path(directory).absolute()
     venv.create(place, with_pip=True)
     _install_all(place, _HERE / "requirements.txt")

@@ -1,4 +1,4 @@
-"""Processes that end with the block that started them, with everything they started themselves."""
+"""Processes that end, with their descendants, at the end of the block that started them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command with its output in a file until the block ends.
 
-    Without a grace period it is killed at once: some workers first finish everything they have fetched.
+    Without a grace period it is killed immediately, because some workers first finish all fetched tasks.
     """
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -39,7 +39,7 @@ def running(
 
 
 def stop(process: subprocess.Popen[bytes], grace_seconds: float) -> None:
-    """Ask a process to end if it has a grace period, then kill it and the processes that it started."""
+    """Stop a process within its grace period, if any, then kill it and its descendants."""
     family = {*tree(process.pid)}
     if grace_seconds:
         process.terminate()
@@ -54,7 +54,7 @@ def stop(process: subprocess.Popen[bytes], grace_seconds: float) -> None:
 
 
 def session(leader: int) -> list[psutil.Process]:
-    """Return the processes of a session, which outlive the process that started them."""
+    """Return the processes of a session, which may outlive the process that started them."""
     members = []
     for pid in psutil.pids():
         with suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
@@ -70,7 +70,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """Return a process with all its descendants; none if it has ended."""
+    """Return a process with all its descendants, or none if it has ended."""
     with suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]
@@ -78,7 +78,7 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def proportional_memory(pid: int) -> tuple[float, int]:
-    """Return the PSS of a process and its descendants in MB, and how many processes they are."""
+    """Return the PSS of a process and its descendants in MB, and the number of processes."""
     sizes = []
     for member in tree(pid):
         with suppress(psutil.NoSuchProcess):
@@ -87,7 +87,7 @@ def proportional_memory(pid: int) -> tuple[float, int]:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log, as the likely reason of a failure."""
+    """Return the last line of a log, which is the likely reason of a failure."""
     lines = [
         line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()
     ]

@@ -1,4 +1,4 @@
-"""The measured results on disk, so that a run that was stopped can be continued."""
+"""Stores the measured results on disk, so that a stopped run can be continued."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OtherSizesError(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """One workload of one peer in one round: its figures, and why it failed if it did."""
+    """One workload of one peer in one round: its figures, or the reason of its failure."""
 
     round_number: int
     peer: str
@@ -44,7 +44,7 @@ class Results:
         self.path.write_text(json.dumps(asdict(self.sizes)) + "\n", "utf-8")
 
     def resume(self) -> None:
-        """Read earlier results; failed workloads are left out, to be tried again."""
+        """Read earlier results, without failed workloads, which are repeated."""
         if not self.path.exists():
             return self.begin()
         sizes, *lines = self.path.read_text("utf-8").splitlines()

@@ -1,9 +1,6 @@
-"""The servers of the peers: private, on their own ports and in their own directories, removed
-afterwards.
-
-PostgreSQL is the embedded one, or the server that HORSIES_TEST_DATABASE_URL names; all peers that
-use PostgreSQL share it, each workload in its own database. Redis and RabbitMQ are the binaries of
-the system.
+"""The peers' private servers, with their own ports and directories, which are removed afterwards.
+PostgreSQL is embedded, or the server in HORSIES_TEST_DATABASE_URL; all peers share it, and each workload
+has its own database. Redis and RabbitMQ are the binaries of the system.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 START_SECONDS = 60.0
 GRACE_SECONDS = 15.0
 REDIS_DATABASES = 64
-# Copies every key from one database of Redis to another, which is emptied before.
+# Copies every key of one Redis database to another one, after emptying the other one.
 COPY = """
 redis.call('SELECT', ARGV[2]) redis.call('FLUSHDB') redis.call('SELECT', ARGV[1])
 for _, key in ipairs(redis.call('KEYS', '*')) do redis.call('COPY', key, key, 'DB', ARGV[2]) end
@@ -42,7 +39,7 @@ for _, key in ipairs(redis.call('KEYS', '*')) do redis.call('COPY', key, key, 'D
 
 @dataclass
 class Servers:
-    """Where the servers are, how they are set up, and why one is missing."""
+    """The addresses and settings of the servers, and the reasons for missing servers."""
 
     postgres: str
     redis: str = ""
@@ -53,7 +50,7 @@ class Servers:
 
     @contextmanager
     def lend(self, state: str) -> Iterator[str]:
-        """Lend a new database, and Redis, in a state that was kept before; both are empty otherwise."""
+        """Yield a new database and Redis, in a stored state or empty."""
         template = _database_of(state) if self.has(state) else "template1"
         with psycopg.connect(self.postgres, autocommit=True) as connection:
             _copy_database(connection, template, _database_of(""))
@@ -65,11 +62,11 @@ class Servers:
                 _drop_database(connection, _database_of(""))
 
     def has(self, state: str) -> bool:
-        """Return whether this state was kept."""
+        """Return whether this state is stored."""
         return state in self._kept
 
     def keep(self, state: str) -> None:
-        """Keep a copy of the database that is lent, and of Redis."""
+        """Store a copy of the current database and of Redis."""
         number = len(self._kept) + 1
         with psycopg.connect(self.postgres, autocommit=True) as connection:
             _copy_database(connection, _database_of(""), _database_of(state))
@@ -77,7 +74,7 @@ class Servers:
         self._kept[state] = number
 
     def forget(self) -> None:
-        """Drop the copies, because PostgreSQL may be a server that outlives the benchmark."""
+        """Drop the copies, because the PostgreSQL server may outlive the benchmark."""
         with psycopg.connect(self.postgres, autocommit=True) as connection:
             for state in self._kept:
                 _drop_database(connection, _database_of(state))
@@ -110,7 +107,7 @@ def _drop_database(connection: psycopg.Connection[Any], name: str) -> None:
 
 @contextmanager
 def all_servers(place: Path, wanted: set[str]) -> Iterator[Servers]:
-    """Start PostgreSQL, and Redis and RabbitMQ if they are wanted and installed."""
+    """Start PostgreSQL, and start Redis and RabbitMQ if they are needed and installed."""
     with _postgres(place) as url:
         servers = Servers(url)
         servers.described.append(_describe_postgres(url))
@@ -124,7 +121,7 @@ def all_servers(place: Path, wanted: set[str]) -> Iterator[Servers]:
 
 @contextmanager
 def _postgres(place: Path) -> Iterator[str]:
-    """Lend the named server, or a private one that is stopped before its directory is deleted."""
+    """Yield the named server, or a private server that is stopped before its directory is deleted."""
     if named := os.environ.get("HORSIES_TEST_DATABASE_URL"):
         yield named
         return
@@ -213,7 +210,7 @@ def _rabbitmq_release() -> str:
 
 
 def free_port() -> int:
-    """Return a port that was free a moment ago."""
+    """Return a port that was just free."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 

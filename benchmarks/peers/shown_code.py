@@ -1,7 +1,7 @@
 """Run the code of other systems that the pages about migrations show: ``make test-other-systems``.
 
-Each page shows an application before its migration. Its code runs here with the release of that system that
-the benchmark measures, on a private Redis and PostgreSQL, and must have sent what the page says.
+Each page shows an application before its migration. Its code runs here with the release that the
+benchmark measures, on a private Redis and PostgreSQL, and must send the tasks that the page shows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ with psycopg.connect() as connection:
 
 @dataclass(frozen=True)
 class Shown:
-    """How to run the code of a page: its Redis address, the code to run before it, and the conditions
+    """How to run a page's code: its Redis address, the code to run before it, and the conditions
     afterwards.
     """
 
@@ -70,7 +70,7 @@ SYSTEMS = {
 
 
 def script_of(system: str, port: str) -> str:
-    """Return the code of a system's page, on this Redis, with what comes before and after it."""
+    """Return the code of a system's page for this Redis, with the code before and after it."""
     shown = SYSTEMS[system]
     (text,) = _BLOCK.findall((DOCS / f"coming-from-{system}.md").read_text("utf-8"))
     assert shown.address in text, f"the page of {system} has another address"
@@ -80,7 +80,7 @@ def script_of(system: str, port: str) -> str:
 
 
 def variables_of(system: str, servers: Servers) -> dict[str, str]:
-    """Return the environment of a system: its own packages, and the database as libpq reads it."""
+    """Return the environment of a system: its own packages, and the database URL for libpq."""
     names = {"dbname": "PGDATABASE", "user": "PGUSER", "password": "PGPASSWORD"}
     names |= {"host": "PGHOST", "port": "PGPORT"}
     parts = conninfo_to_dict(servers.postgres)
@@ -90,7 +90,7 @@ def variables_of(system: str, servers: Servers) -> dict[str, str]:
 
 
 def main() -> int:
-    """Run the code of every page, say what happened, and return 1 if one failed."""
+    """Run the code of every page, print the results, and return 1 if a page failed."""
     failed = 0
     with tempfile.TemporaryDirectory(prefix="horsies-shown-", ignore_cleanup_errors=True) as name:
         place = Path(name)

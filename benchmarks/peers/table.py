@@ -1,4 +1,4 @@
-"""Figures as text: rates from samples, ratios to Horsies, tables. Pure functions."""
+"""Formats figures as text: rates from samples, ratios to Horsies, tables. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTHING = "-"
 
 
 class Column(NamedTuple):
-    """A figure, its number of digits, and the workload that yields it."""
+    """A figure, its number of digits, and its workload."""
 
     figure: str
     digits: int
@@ -38,7 +38,7 @@ COLUMNS: dict[str, Column] = {
 
 @dataclass
 class Measured:
-    """The findings of one run about a peer."""
+    """The results of one run for a peer."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, list[float]] = field(default_factory=dict)
@@ -56,12 +56,12 @@ class Measured:
             self.failed[workload] = failed
 
     def cell(self, column: Column) -> str:
-        """Write a figure, or why there is none."""
+        """Format a figure, or the reason why it is missing."""
         values = self.figures.get(column.figure, [])
         return cell(values, column.digits) if values else self._failure(column.workload)
 
     def crash_cell(self) -> str:
-        """Write the effect of a crash, or why it is unknown."""
+        """Format the effect of a crash, or the reason why it is unknown."""
         return self.crash or self._failure("crash")
 
     def _failure(self, workload: str) -> str:
@@ -72,8 +72,8 @@ class Measured:
 def steady_rate(samples: Sequence[Sequence[float]]) -> float:
     """Return tasks/s between the first sample with 5 % of the tasks done and the last one.
 
-    This leaves the start of the worker out. If all tasks ended between two samples, the rate is computed
-    from these two.
+    This excludes the start of the worker. If all tasks ended between two samples, the rate is computed
+    from these two samples.
     """
     last_at, last = samples[-1]
     before = [sample for sample in samples if sample[1] < last]
@@ -83,7 +83,7 @@ def steady_rate(samples: Sequence[Sequence[float]]) -> float:
 
 
 def crash_sentence(journal: Sequence[str], state: str, is_alive: bool) -> str:
-    """Describe the outcome of 100 tasks, one of which killed its process."""
+    """Describe the outcomes of 100 tasks, one of which killed its process."""
     started = [int(line.split()[1]) for line in journal if line.startswith("start")]
     ended = [int(line.split()[1]) for line in journal if line.startswith("end")]
     finished = len(set(ended) - {CRASHING_NUMBER})
@@ -98,7 +98,7 @@ def crash_sentence(journal: Sequence[str], state: str, is_alive: bool) -> str:
 
 
 def cell(values: Sequence[float], digits: int) -> str:
-    """Write a median, and its range where there are several values."""
+    """Format a median, with its range if there are several values."""
     if not values:
         return NOTHING
     middle = f"{statistics.median(values):,.{digits}f}"
@@ -108,7 +108,7 @@ def cell(values: Sequence[float], digits: int) -> str:
 
 
 def ratio(values: Sequence[float], ours: Sequence[float]) -> str:
-    """Write the ratio of two medians, as a multiple of the Horsies figure."""
+    """Format the ratio of two medians as a multiple of Horsies' figure."""
     if not values or not ours:
         return NOTHING
     return f"{statistics.median(values) / statistics.median(ours):.2f}"
@@ -121,7 +121,7 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def plain(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a table with aligned columns for a terminal."""
+    """Format a table with aligned columns for a terminal."""
     lines = [list(heads), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     return "\n".join(
@@ -209,7 +209,7 @@ def document(
 
 
 def with_regions(text: str, regions: Mapping[str, str]) -> str:
-    """Replace the measured regions of a page; a page without any gets all of them."""
+    """Replace the measured regions of a page; add all regions to a page without any."""
     found = [name for name in regions if f"<!-- measured: {name} -->\n" in text]
     if not found:
         return "\n".join(region(name, regions[name]) for name in regions)
@@ -221,5 +221,5 @@ def with_regions(text: str, regions: Mapping[str, str]) -> str:
 
 
 def region(name: str, content: str) -> str:
-    """Write a region with its markers."""
+    """Format a region with its markers."""
     return f"<!-- measured: {name} -->\n\n{content.strip()}\n\n<!-- end measured: {name} -->\n"

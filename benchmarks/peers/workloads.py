@@ -1,4 +1,4 @@
-"""The workloads, the same for all peers. Each yields named figures of one round."""
+"""The workloads, the same for all peers. Each returns named figures of one round."""
 
 from __future__ import annotations
 
@@ -38,15 +38,13 @@ def recycling(bench: Bench) -> Figures:
 
 
 def naps(bench: Bench) -> Figures:
-    """Drain tasks of 5 ms with 8 slots, as part of the ideal 1,600 tasks/s."""
+    """Drain tasks of 5 ms with 8 slots; return the fraction of the ideal 1,600 tasks/s."""
     yield "naps", drain(bench, "nap", bench.sizes.naps, 8) * adapter.NAP_SECONDS / 8
 
 
 def latency(bench: Bench) -> Figures:
-    """Send to an idle worker with 4 slots and wait for the result; then add up its idle memory.
-
-    40 earlier tasks make the worker start all its processes, because some workers start processes on
-    demand.
+    """Send to an idle worker with 4 slots and wait for the result; then measure its idle memory. 40
+    earlier tasks make the worker start all processes, because some workers start them on demand.
     """
     prepared = bench.fresh("latency", "nap", 40)
     with prepared as environment, bench.worker(environment, 4) as worker:
@@ -72,7 +70,7 @@ def sending(bench: Bench) -> Figures:
 
 
 def crash(bench: Bench) -> Figures:
-    """Let 1 of 100 tasks kill its process; report the outcome of that task and of the others."""
+    """Let 1 of 100 tasks kill its process; report the outcomes of this task and of the others."""
     journal = bench.place / "journal"
     journal.write_text("")
     with bench.fresh("crash") as environment:
@@ -97,11 +95,11 @@ WORKLOADS: dict[str, Callable[[Bench], Figures]] = {
 
 
 def once(workload: str) -> bool:
-    """Whether a workload runs in the first round only: its answer is a sentence."""
+    """Return whether a workload runs in the first round only, because its result is a sentence."""
     return workload == "crash"
 
 
 def in_turns(peers: Sequence[str], round_number: int) -> list[str]:
-    """Rotate the order from round to round: on a shared machine the first may be favoured."""
+    """Rotate the order between rounds, because the first peer may have an advantage on a shared machine."""
     shift = round_number % len(peers) if peers else 0
     return [*peers[shift:], *peers[:shift]]

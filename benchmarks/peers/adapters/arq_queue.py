@@ -55,7 +55,7 @@ async def mark(_: Any, number: int) -> None:
 
 
 def set_up() -> None:
-    """Do nothing: Redis has been emptied before."""
+    """Do nothing, because Redis was emptied before."""
 
 
 def enqueue(task: str, count: int) -> float:
@@ -73,7 +73,7 @@ def enqueue(task: str, count: int) -> float:
     return asyncio.run(run())
 
 
-# There is no bulk call.
+# arq has no bulk call.
 enqueue_many = enqueue
 
 
@@ -98,14 +98,14 @@ def _redis() -> Any:
 
 
 def count_done(sent: int) -> int:
-    """Return the tasks sent minus the length of the queue, which keeps a task until its result is
-    stored.
+    """Return the number of sent tasks minus the length of the queue, which keeps a task until its result
+    is stored.
     """
     return sent - int(_redis().zcard("arq:queue"))
 
 
 def crash_state() -> str:
-    """Return which keys of the task are left."""
+    """Return the remaining keys of the task."""
     redis = _redis()
     job = f"number-{peer.CRASHING_NUMBER}"
     if redis.exists(f"arq:result:{job}"):
@@ -115,7 +115,7 @@ def crash_state() -> str:
 
 
 def worker_command(slots: int, recycle: int | None) -> Sequence[str]:
-    """Run the worker as a library: the command line takes its settings from a class."""
+    """Run the worker as a library, because the command line takes its settings from a class."""
     return peer.worker_of_adapter("arq", slots, recycle)
 
 

@@ -99,7 +99,7 @@ TASKS: dict[str, Any] = {"noop": noop, "nap": nap, "mark": mark}
 
 
 def set_up() -> None:
-    """Empty the queue; Redis has been emptied before."""
+    """Empty the queue; Redis was emptied before."""
     app.control.purge()
 
 
@@ -113,7 +113,7 @@ def enqueue(task: str, count: int) -> float:
     return peer.send_each(send, count)
 
 
-# There is no bulk call: a group sends its signatures one by one.
+# Celery has no bulk call: a group sends its signatures one by one.
 enqueue_many = enqueue
 
 
@@ -128,7 +128,7 @@ def _redis() -> Any:
 
 
 def count_done(sent: int) -> int:
-    """Count the results: all keys except those of the broker."""
+    """Count the results: all keys except the broker's keys."""
     return int(_redis().dbsize() - _redis().exists(*BROKER_KEYS))
 
 
@@ -139,7 +139,7 @@ def crash_state() -> str:
 
 
 def worker_command(slots: int, recycle: int | None) -> Sequence[str]:
-    """Return the worker's command line as Celery's documentation gives it."""
+    """Return the worker's command line from Celery's documentation."""
     return [
         *(sys.executable, "-m", "celery", "-A", f"{__name__}:app", "worker"),
         *("--pool", "prefork", "--concurrency", str(slots), "--loglevel", "WARNING"),

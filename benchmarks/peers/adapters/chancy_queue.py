@@ -100,7 +100,7 @@ def enqueue_many(task: str, count: int) -> float:
 
 
 def latencies(count: int) -> list[float]:
-    """Poll the state of the job, with the call that waits."""
+    """Poll the state of the job with the call that waits."""
 
     async def run(chancy: Any) -> list[float]:
         async def call() -> None:
@@ -128,7 +128,7 @@ def crash_state() -> str:
 
 
 def worker_command(slots: int, recycle: int | None) -> Sequence[str]:
-    """Run the worker as a library: its queues are declared by a program anyway."""
+    """Run the worker as a library, because a program declares its queues anyway."""
     return peer.worker_of_adapter("chancy", slots, recycle)
 
 
@@ -153,7 +153,8 @@ def run_worker(slots: int, recycle: int | None) -> None:
 
 def _with_chancy(run: Any) -> Any:
     async def connected() -> Any:
-        log = setup_default_logger(logging.WARNING)  # the default writes three lines per job
+        # The default log level writes three lines per job.
+        log = setup_default_logger(logging.WARNING)
         async with Chancy(os.environ[peer.DATABASE], log=log) as chancy:
             return await run(chancy)
 

@@ -70,15 +70,16 @@ def _launch(*listen: str) -> None:
 
 
 def _register(slots: int) -> None:
-    # A worker starts with the interval that it finds and shortens it by a tenth per poll: from the default
-    # of a second, that takes ten seconds. Without a limit it would fetch the whole queue at once.
+    # A worker starts with the configured polling interval and shortens it by a tenth per poll,
+    # which takes ten seconds from the default of a second. Without a limit, it would fetch the
+    # whole queue in one query.
     DBOS.register_queue(
         QUEUE, worker_concurrency=slots, polling_interval_sec=0.005, on_conflict="always_update"
     )
 
 
 def set_up() -> None:
-    """Apply the migrations, which the launch does."""
+    """Apply the migrations by launching DBOS."""
     _launch()
     DBOS.destroy()
 
@@ -97,7 +98,7 @@ def enqueue(task: str, count: int) -> float:
         DBOS.destroy()
 
 
-# There is no bulk call.
+# DBOS has no bulk call.
 enqueue_many = enqueue
 
 
@@ -131,7 +132,7 @@ def crash_state() -> str:
 
 
 def worker_command(slots: int, recycle: int | None) -> Sequence[str]:
-    """Run the worker as a library: there is no command for it."""
+    """Run the worker as a library, because DBOS has no command for it."""
     return peer.worker_of_adapter("dbos", slots, recycle)
 
 

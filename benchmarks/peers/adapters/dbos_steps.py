@@ -1,4 +1,4 @@
-"""Recorded steps of DBOS workflows in threads of one process: prints the seconds that the runs took.
+"""Runs recorded steps of DBOS workflows in threads of one process, and prints the seconds.
 
 The arguments are the URL of the database and the numbers of runs, steps and threads.
 """
@@ -26,7 +26,7 @@ def steps(count: int) -> int:
 
 
 def main(url: str, runs: int, count: int, threads: int) -> None:
-    """Launch, warm up, and measure."""
+    """Launch DBOS, warm up, and measure."""
     config: DBOSConfig = {
         "name": "steps",
         "system_database_url": url,

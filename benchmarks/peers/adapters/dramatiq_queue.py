@@ -72,7 +72,7 @@ TASKS: dict[str, Any] = {"noop": noop, "nap": nap, "mark": mark}
 
 
 def set_up() -> None:
-    """Do nothing: Redis has been emptied before."""
+    """Do nothing, because Redis was emptied before."""
 
 
 def enqueue(task: str, count: int) -> float:
@@ -80,7 +80,7 @@ def enqueue(task: str, count: int) -> float:
     return peer.send_each(TASKS[task].send, count)
 
 
-# There is no bulk call: a group sends its messages one by one.
+# Dramatiq has no bulk call: a group sends its messages one by one.
 enqueue_many = enqueue
 
 
@@ -95,18 +95,20 @@ def _redis() -> Any:
 
 
 def count_done(sent: int) -> int:
-    """Return the tasks sent minus the messages, which are kept until the result is stored."""
+    """Return the number of sent tasks minus the number of messages, which are kept until the result is
+    stored.
+    """
     return sent - int(_redis().hlen("dramatiq:default.msgs"))
 
 
 def crash_state() -> str:
-    """Return where the message is."""
+    """Return the place of the message."""
     left = _redis().hlen("dramatiq:default.msgs")
     return f"{left} message(s) unacknowledged" if left else "no trace"
 
 
 def worker_command(slots: int, recycle: int | None) -> Sequence[str]:
-    """Return the command line of the documentation."""
+    """Return the command line from Dramatiq's documentation."""
     return [
         *(sys.executable, "-m", "dramatiq", __name__),
         *("--processes", "2", "--threads", str(max(1, slots // 2))),

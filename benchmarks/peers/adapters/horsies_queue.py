@@ -86,7 +86,7 @@ def enqueue(task: str, count: int) -> float:
 
 
 def enqueue_many(task: str, count: int) -> float:
-    """Send all in one statement."""
+    """Send all tasks in one statement."""
     function = TASKS[task]
     return peer.timed(
         lambda: function.send_many(function.bind(number) for number in range(count)).unwrap()
@@ -113,7 +113,7 @@ def crash_state() -> str:
 
 
 def worker_command(slots: int, recycle: int | None) -> Sequence[str]:
-    """Return the command line of the documentation."""
+    """Return the command line from the documentation."""
     return [
         *(sys.executable, "-m", "horsies", "worker", f"{__name__}:app"),
         *("--processes", "0" if ASYNC else str(slots), "--loglevel", "WARNING"),

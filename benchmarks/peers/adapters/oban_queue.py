@@ -79,7 +79,7 @@ def enqueue(task: str, count: int) -> float:
 
 
 def enqueue_many(task: str, count: int) -> float:
-    """Send all in one statement."""
+    """Send all tasks in one statement."""
 
     async def run(oban: Any, _: Any) -> float:
         started = asyncio.get_running_loop().time()
@@ -90,7 +90,7 @@ def enqueue_many(task: str, count: int) -> float:
 
 
 def latencies(count: int) -> list[float]:
-    """Poll the job: there is no call that waits."""
+    """Poll the job, because Oban has no call that waits."""
 
     async def run(oban: Any, _: Any) -> list[float]:
         async def call() -> None:

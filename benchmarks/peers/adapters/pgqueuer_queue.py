@@ -74,7 +74,7 @@ def enqueue(task: str, count: int) -> float:
 
 
 def enqueue_many(task: str, count: int) -> float:
-    """Send all in one statement."""
+    """Send all tasks in one statement."""
 
     async def run(queries: Any) -> float:
         started = asyncio.get_running_loop().time()
@@ -105,7 +105,7 @@ def latencies(count: int) -> list[float]:
 
 
 def count_done(sent: int) -> int:
-    """Count the log of finished jobs, which aggregation may move to the statistics."""
+    """Count the log of finished jobs, including jobs that aggregation moved to the statistics."""
     return peer.count_rows("SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'")
 
 

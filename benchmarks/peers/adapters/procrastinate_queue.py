@@ -84,7 +84,7 @@ def enqueue(task: str, count: int) -> float:
 
 
 def enqueue_many(task: str, count: int) -> float:
-    """Send all in one statement."""
+    """Send all tasks in one statement."""
 
     async def run() -> float:
         async with app.open_async():
@@ -98,7 +98,7 @@ def enqueue_many(task: str, count: int) -> float:
 
 
 def latencies(count: int) -> list[float]:
-    """Poll the state of the job: there is no call that waits."""
+    """Poll the state of the job, because Procrastinate has no call that waits."""
 
     async def run() -> list[float]:
         async with app.open_async():

@@ -38,7 +38,7 @@ FACTS = Facts(
     ),
 )
 
-# Waiting for a result blocks longer than the default time limit of the client.
+# The time limit of the client must exceed the wait for a result, which blocks.
 queue = Queue(connection=Redis.from_url(os.environ[peer.REDIS], socket_timeout=60))
 
 
@@ -61,7 +61,7 @@ TASKS = {"noop": noop, "nap": nap, "mark": mark}
 
 
 def set_up() -> None:
-    """Do nothing: Redis has been emptied before."""
+    """Do nothing, because Redis was emptied before."""
 
 
 def enqueue(task: str, count: int) -> float:
@@ -70,7 +70,7 @@ def enqueue(task: str, count: int) -> float:
 
 
 def enqueue_many(task: str, count: int) -> float:
-    """Send all in one pipeline."""
+    """Send all tasks in one pipeline."""
     queue.connection.ping()
     return peer.timed(
         lambda: queue.enqueue_many(
@@ -80,7 +80,7 @@ def enqueue_many(task: str, count: int) -> float:
 
 
 def latencies(count: int) -> list[float]:
-    """Block on the stream of the result."""
+    """Block on the result's stream."""
     return peer.wait_each(lambda: queue.enqueue(noop, 1).latest_result(timeout=20), count)
 
 
