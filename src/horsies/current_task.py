@@ -221,6 +221,12 @@ class CurrentTask:
             ) from error
 
 
+def run_of(stored: str) -> str | None:
+    """Return the id of the workflow run in an assignment's field ``stored``, without reading the rest."""
+    fields = stored.rpartition("\0")[2].split("\n", 6)
+    return (fields[5] or None) if len(fields) > 5 else None
+
+
 def attempt_token(task_id: str, generation: int) -> int:
     """Return the number that identifies the reports of an attempt for its worker."""
     return zlib.crc32(f"{task_id}/{generation}".encode())

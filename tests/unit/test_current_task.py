@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from horsies import CurrentTask, ErrorCode, HorsiesError, NoCurrentTaskError, current_task
-from horsies.current_task import attempt_token, set_running_task
+from horsies.current_task import attempt_token, run_of, set_running_task
 from horsies.db.statements.turn import ClaimedTask
 from horsies.worker.protocol import Assignment, ProgressReport
 from horsies.worker.sharing import SharedPage
@@ -69,6 +69,7 @@ def test_a_task_sees_its_fields(running: CurrentTask) -> None:
     )
     assert (task.good_until, task.slot, task.schedule_name) == (None, moment, "night\nly")
     assert (task.workflow_id, task.node_id, task.item_index) == ("run-1", "ship", 4)
+    assert run_of(assignment().stored) == "run-1"
     assert task.headers == {"tenant": "a"}
     assert task.started_at == datetime.fromtimestamp(100, UTC)
     assert task.deadline == task.started_at + timedelta(milliseconds=1500)
@@ -80,6 +81,8 @@ def test_a_task_without_a_workflow_schedule_or_limit_has_none(page: SharedPage) 
     task = CurrentTask(assignment(plain._replace(timeout_ms=None, retry_count=2)), 0.0, page)
     assert (task.good_until, task.slot, task.schedule_name, task.deadline) == (None,) * 4
     assert (task.workflow_id, task.node_id, task.item_index) == (None,) * 3
+    assert run_of(plain.stored()) is None
+    assert run_of("") is None
     assert task.headers == {}
     assert task.is_last_attempt
 

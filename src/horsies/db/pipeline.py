@@ -13,7 +13,6 @@ import os
 import select
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
@@ -41,7 +40,6 @@ Answer = TypeVar("Answer")
 
 _Frame: TypeAlias = tuple[tuple[bytes, ...], tuple[bytes, ...]]
 _NO_FRAME: _Frame = (), ()
-_INSIDE: _Frame = (), (b"COMMIT",)
 # Constants, because accessing an enum member takes 0.1 to 0.5 µs, and a turn needs about ten of them.
 _CONNECTED, _SYNC, _ROWS = ConnStatus.OK, ExecStatus.PIPELINE_SYNC, ExecStatus.TUPLES_OK
 _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
@@ -61,27 +59,12 @@ _WAIT_EVENT = "SELECT wait_event FROM pg_catalog.pg_stat_activity WHERE pid = %s
 WAIT_SECONDS = 0.1
 
 
-@dataclass(slots=True)
-class _Prepared:
-    """The names of the statements that the session has prepared.
-
-    ``is_growing`` means that the current group prepares a statement for the first time. If that group fails
-    inside a transaction, it is unknown whether the session has the statement, so ``is_doubtful`` is set.
-    """
-
-    names: set[bytes] = field(default_factory=set)
-    is_growing: bool = False
-    is_doubtful: bool = False
-
-
 class Pipeline:
     """Runs groups of statements on one connection, each group as one transaction.
 
     Without ``prepared`` (behind a pooler in transaction mode) every statement is parsed each time. A group
     without a response for ``timeout_seconds`` is cancelled and raises an error; None means no limit. With
-    ``logged`` the statements' names and durations are logged. With ``inside`` each group is the end of a
-    transaction that the caller has begun with ``command``: the group ends with a COMMIT, and nothing commits
-    if a statement fails.
+    ``logged`` the statements' names and durations are logged.
     """
 
     def __init__(
@@ -93,7 +76,6 @@ class Pipeline:
         logged: bool = False,
         limits: Limits = NO_LIMITS,
         connect: Callable[[], Connection[Any]] | None = None,
-        inside: bool = False,
     ) -> None:
         self.connection = connection
         # Opens a second session, which finds out why the first session does not respond.
@@ -105,10 +87,9 @@ class Pipeline:
         is_pooled = self._installation.is_pooled
         version = connection.info.server_version
         self._frame = _pooled_frame(timeout_seconds, limits, version) if is_pooled else _NO_FRAME
-        if inside:
-            self._frame = _INSIDE
         self._logged = logged
-        self._prepared = _Prepared() if prepared else None
+        # The names of the statements that the session has prepared.
+        self._prepared: set[bytes] | None = set() if prepared else None
         self._poller = select.poll()
         # Called every WAIT_SECONDS while waiting for a response; an exception from it closes the connection.
         self.meanwhile: Callable[[], None] | None = None
@@ -147,13 +128,6 @@ class Pipeline:
             limits=limits,
             connect=None if is_pooled else lambda: database.connect(role),
         )
-
-    @property
-    def is_doubtful(self) -> bool:
-        """Return whether it is unknown which statements the session has prepared; the remedy is a new
-        session.
-        """
-        return self._prepared is not None and self._prepared.is_doubtful
 
     @property
     def is_midway(self) -> bool:
@@ -198,20 +172,6 @@ class Pipeline:
             for (statement, _), result in zip(steps, results, strict=True)
         ]
 
-    def command(self, text: bytes) -> None:
-        """Execute commands without parameters in one message."""
-        pgconn = self.connection.pgconn
-        self.round_trips += 1
-        pgconn.send_query(text)
-        self._flush(pgconn)
-        failure: PGresult | None = None
-        while (result := self._next_result(pgconn)) is not None:
-            failure = result if result.status in _FAILED else failure
-        if pgconn.status != ConnStatus.OK:
-            raise self._loss(pgconn, failure)
-        if failure is not None:
-            raise error_from_result(failure)
-
     def run_script(self, script: Script[Answer]) -> Answer:
         """Run a script, with each of its statements in its own transaction, and return the
         script's result.
@@ -227,9 +187,7 @@ class Pipeline:
         before, after = self._frame
         payloads = self._installation.payloads
         texts = [statement.texts(statement.stored(params, payloads)) for statement, params in steps]
-        _refuse_oversized(steps, texts)
-        if self._prepared is not None:
-            self._prepared.is_growing = False
+        refuse_oversized(steps, texts)
         pgconn.enter_pipeline_mode()
         expected = [_send_plain(pgconn, command) for command in before]
         for (statement, _), values in zip(steps, texts, strict=True):
@@ -255,13 +213,12 @@ class Pipeline:
             pgconn.send_query_params(statement.numbered(self._installation.schema), values)
             return 1
         name = statement.prepared_name
-        if name in self._prepared.names:
+        if name in self._prepared:
             pgconn.send_query_prepared(name, values)
             return 1
         pgconn.send_prepare(name, statement.numbered(self._installation.schema))
         pgconn.send_query_prepared(name, values)
-        self._prepared.names.add(name)
-        self._prepared.is_growing = True
+        self._prepared.add(name)
         return 2
 
     def _flush(self, pgconn: PGconn) -> None:
@@ -380,10 +337,6 @@ class Pipeline:
     def _raise_first_failure(self, results: Sequence[PGresult]) -> None:
         for result in results:
             if result.status in _FAILED:
-                if self._frame is _INSIDE:  # the caller rolls back
-                    if self._prepared is not None:
-                        self._prepared.is_doubtful = self._prepared.is_growing
-                    raise error_from_result(result)
                 # The group was rolled back, and its PREPAREs may have been undone as well. The query for them
                 # must not be prepared itself, as psycopg would do at its fifth use.
                 if self._prepared is not None:
@@ -391,7 +344,7 @@ class Pipeline:
                         self.connection.execute("DEALLOCATE ALL", prepare=False)
                     except Error as error:  # prepared statements unknown: open a new session
                         raise OperationalError(f"the session is in doubt: {error}") from error
-                    self._prepared = _Prepared()
+                    self._prepared = set()
                 # roll back the transaction that BEGIN opened, if any
                 self.connection.rollback()
                 failure = error_from_result(result)
@@ -406,7 +359,7 @@ class Pipeline:
         return f"no answer for {self._patience_seconds:g} s"
 
 
-def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]) -> None:
+def refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]) -> None:
     """Raise an error for a statement so large that the server would close the connection without giving a
     reason.
     """

@@ -31,7 +31,8 @@ from horsies.db.database import (
     Pool,
     PoolLimits,
 )
-from horsies.db.pipeline import Pipeline, given_options
+from horsies.db.own_statements import OwnStatements
+from horsies.db.pipeline import given_options
 from horsies.db.statement import Step
 from horsies.db.statements.transactions import require_mark, use_session_role
 from horsies.errors import TransactionMisuse
@@ -235,7 +236,10 @@ View = TypeVar("View", TaskConnection, AsyncTaskConnection)
 
 
 class SessionConnection(OwnConnection):
-    """The library's connection object of a session for task transactions."""
+    """The library's connection object of a session for task transactions.
+
+    ``own`` executes the library's statements in it.
+    """
 
     # Whether a pooler gives the server's sessions to other clients between two transactions.
     is_pooled = False
@@ -243,8 +247,7 @@ class SessionConnection(OwnConnection):
     is_used = False
     # The number of uses after which psycopg prepares a task's statement.
     prepares_at: int | None = None
-    # The pipeline for the library's own statements.
-    own: Pipeline
+    own: OwnStatements
 
 
 class AsyncSessionConnection(AsyncOwnConnection):
@@ -304,7 +307,7 @@ class TaskSession:
         The last statement checks that only the outcome of this attempt is committed. If the check fails,
         the statement raises an error and the server skips the COMMIT; ``refusal_of`` returns the reason.
         """
-        self._connection.own.run([_SESSION_ROLE, *steps])
+        self._connection.own.commit([_SESSION_ROLE, *steps])
 
     def record(self, steps: Sequence[Step]) -> Recorded:
         """Execute statements of the library whose rows decide whether to call ``commit``."""
@@ -528,7 +531,7 @@ def _connect(database: Database) -> SessionConnection:
     connection.installation = database.installation
     connection.is_pooled = database.config.pgbouncer_transaction_mode
     connection.prepares_at = connection.prepare_threshold
-    connection.own = Pipeline(connection, prepared=not connection.is_pooled, inside=True)
+    connection.own = OwnStatements(connection, prepared=not connection.is_pooled)
     _keep_statements(connection)
     return connection
 

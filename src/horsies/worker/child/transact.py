@@ -23,7 +23,7 @@ from psycopg import AsyncConnection, Connection
 from horsies.app import Horsies
 from horsies.codec.calls import payload_bytes
 from horsies.config.app import AppConfig
-from horsies.current_task import CurrentTask
+from horsies.current_task import run_of
 from horsies.db.caller_transaction import (
     UnusableTransactionError,
     borrowed,
@@ -103,6 +103,9 @@ class Ended(NamedTuple):
     recorded: str | None = None
 
 
+_COMMITTED = Ended(TransactionEnd.RECORDED)
+
+
 class Transactions:
     """The sessions for the transactions of a child's tasks; a session is opened when a task first needs it.
     Without a worker's id, no row exists in which an outcome could be recorded.
@@ -128,6 +131,8 @@ class Transactions:
         return self._app.get_broker().database
 
     def pool(self) -> Pool:
+        if (pool := self._pool) is not None:
+            return pool
         refuse_if(not self.worker_id, CALLED_DIRECTLY)
         with self._lock:
             if self._pool is None:
@@ -205,16 +210,16 @@ class AttemptRecord:
 
     def stored(self, result_json: str) -> str:
         """Return the text of the success in its stored form."""
-        payloads = self.transactions.installation.payloads
+        payloads = self.transactions.database.payloads
         return stored_result(payloads, self._assignment, result_json)
 
     async def stored_async(self, result_json: str) -> str:
-        payloads = self.transactions.installation.payloads
+        payloads = self.transactions.database.payloads
         return await stored_result_async(payloads, self._assignment, result_json)
 
     def _locking(self) -> list[Step]:
         """Return the statement that locks the task's workflow run, if the task is a node."""
-        return locking_steps([CurrentTask(self._assignment, 0.0).workflow_id])
+        return locking_steps([run_of(self._assignment.stored)])
 
     def finishing(self, stored_json: str) -> list[Step]:
         """Return the statements that record the success at the end of the task's transaction."""
@@ -315,10 +320,11 @@ class AttemptRecord:
 
     def problem(self, session: AnyTaskSession) -> Ended | None:
         """Return the failure of a transaction that cannot commit; None if it can."""
+        if (problem := session.end_loan()) is None:
+            return None
         if session.is_lost:
             return self.failed(_LOST, "its session was lost before COMMIT")
-        problem = session.end_loan()
-        return None if problem is None else self.failed(_NOT_COMMITTED, problem)
+        return self.failed(_NOT_COMMITTED, problem)
 
     def refused(self, error: BaseException, session: AnyTaskSession) -> Ended:
         """Return the failure of a transaction that the server refused to commit."""
@@ -433,7 +439,8 @@ class Attempt:
             yield partial(session.finish, record.finishing(stored_json))
         except BaseException as error:
             return record.commit_failed(error, session)
-        return Ended(TransactionEnd.RECORDED)
+        self.abandon()  # nothing to roll back
+        return _COMMITTED
 
     def close(self) -> Calls[None]:
         """Roll the transaction back unless it has committed, and return the session to the pool for the
@@ -542,7 +549,8 @@ class AttemptTransaction:
     def close(self) -> None:
         self._record.is_over = True
         with self._lock:
-            make_calls(self._attempt.close())
+            if self.is_open:
+                make_calls(self._attempt.close())
 
 
 class AsyncAttemptTransaction:
