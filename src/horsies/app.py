@@ -386,7 +386,7 @@ class Horsies(Operations):
     async def send_by_name_async(
         self, task_name: str, arguments: Arguments = None, **options: Unpack[SendKeywords]
     ) -> TaskSendResult[TaskHandle[Any]]:
-        """``send_by_name`` without blocking the event loop."""
+        """Run ``send_by_name`` without blocking the event loop."""
         ready = prepare_by_name(self._producer, self.get_task, task_name, arguments, options)
         return await store_prepared_async(*ready)
 
@@ -399,7 +399,7 @@ class Horsies(Operations):
     async def enqueue_by_name_async(
         self, task_name: str, arguments: Arguments = None, **options: Unpack[SendKeywords]
     ) -> TaskHandle[Any]:
-        """``enqueue_by_name`` without blocking the event loop."""
+        """Run ``enqueue_by_name`` without blocking the event loop."""
         return handle_of(await self.send_by_name_async(task_name, arguments, **options))
 
     def retry_send(self, error: TaskSendError) -> TaskSendResult[TaskHandle[Any]]:
@@ -407,7 +407,7 @@ class Horsies(Operations):
         return store_prepared(*prepare_retry(self._producer, self.get_task, error))
 
     async def retry_send_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[Any]]:
-        """``retry_send`` without blocking the event loop."""
+        """Run ``retry_send`` without blocking the event loop."""
         return await store_prepared_async(*prepare_retry(self._producer, self.get_task, error))
 
     @registers(refuse_bad_send_hook)

@@ -174,7 +174,7 @@ class TaskSendOptions(Generic[P, T]):
     async def send_async(
         self, /, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
-        """``send`` without blocking the event loop."""
+        """Run ``send`` without blocking the event loop."""
         return await store_prepared_async(self._sender, self._sender.prepare(args, kwargs))
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
@@ -182,7 +182,7 @@ class TaskSendOptions(Generic[P, T]):
         return handle_of(self.send(*args, **kwargs))
 
     async def enqueue_async(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
-        """``enqueue`` without blocking the event loop."""
+        """Run ``enqueue`` without blocking the event loop."""
         return handle_of(await self.send_async(*args, **kwargs))
 
     def schedule(
@@ -194,7 +194,7 @@ class TaskSendOptions(Generic[P, T]):
     async def schedule_async(
         self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
-        """``schedule`` without blocking the event loop."""
+        """Run ``schedule`` without blocking the event loop."""
         return await store_prepared_async(
             self._sender, self._sender.prepare(args, kwargs, delay_seconds)
         )
@@ -226,7 +226,7 @@ class TaskSendOptions(Generic[P, T]):
         self, calls: Iterable[TaskCall[T]]
     ) -> TaskSendResult[Sequence[TaskHandle[T]]]: ...
     async def send_many_async(self, calls: Iterable[TaskCall[T]]) -> TaskSendResult[Any]:
-        """``send_many`` without blocking the event loop for longer than a chunk takes to encode."""
+        """Run ``send_many`` without blocking the event loop for longer than a chunk takes to encode."""
         return await send_many_async(self._sender, calls)
 
 
@@ -375,7 +375,7 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
         return store_prepared(self._sender, self._sender.prepare_retry(error, scheduled=False))
 
     async def retry_send_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
-        """``retry_send`` without blocking the event loop."""
+        """Run ``retry_send`` without blocking the event loop."""
         return await store_prepared_async(
             self._sender, self._sender.prepare_retry(error, scheduled=False)
         )
@@ -385,7 +385,7 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
         return store_prepared(self._sender, self._sender.prepare_retry(error, scheduled=True))
 
     async def retry_schedule_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
-        """``retry_schedule`` without blocking the event loop."""
+        """Run ``retry_schedule`` without blocking the event loop."""
         return await store_prepared_async(
             self._sender, self._sender.prepare_retry(error, scheduled=True)
         )

@@ -94,7 +94,7 @@ class AsyncDurable:
     @overload
     async def step(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     async def step(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """``Durable.step``: call a function and record its value, or return the recorded value."""
+        """Call a function and record its value, or return the recorded value."""
         return await self._step(NO_STEP_OPTIONS, "step", function, args, kwargs)
 
     async def tx_step(
@@ -104,7 +104,7 @@ class AsyncDurable:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """``Durable.tx_step``: a step whose rows and record commit together."""
+        """Run a step whose rows and record commit together; see ``Durable.tx_step``."""
         value: T = await self._step(NO_STEP_OPTIONS, "tx", function, args, kwargs)
         return value
 
@@ -292,7 +292,7 @@ class AsyncDurableSteps:
     @overload
     async def step(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     async def step(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """``AsyncDurable.step`` with these options."""
+        """Call ``AsyncDurable.step`` with these options."""
         return await self._context._step(self._options, "step", function, args, kwargs)
 
     async def tx_step(
@@ -302,7 +302,7 @@ class AsyncDurableSteps:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """``AsyncDurable.tx_step`` with these options."""
+        """Call ``AsyncDurable.tx_step`` with these options."""
         value: T = await self._context._step(self._options, "tx", function, args, kwargs)
         return value
 
@@ -315,7 +315,7 @@ class AsyncDurableSteps:
         self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> StepCall[T]: ...
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> StepCall[Any]:
-        """``AsyncDurable.call`` with these options."""
+        """Call ``AsyncDurable.call`` with these options."""
         return StepCall(Call.of(self._options, function, args, kwargs))
 
     @overload
@@ -325,12 +325,12 @@ class AsyncDurableSteps:
     @overload
     async def start(self, task: StartableFlow[T], /) -> Child[T]: ...
     async def start(self, task: Any, /, *args: Any, **kwargs: Any) -> Child[Any]:
-        """``AsyncDurable.start`` with these options."""
+        """Call ``AsyncDurable.start`` with these options."""
         return await self._context._start(self._options, task, args, kwargs)
 
     async def on_cancel(
         self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """``AsyncDurable.on_cancel`` with these options."""
+        """Call ``AsyncDurable.on_cancel`` with these options."""
         call = Call.of(self._options, function, args, kwargs)
         await self._context._perform(self._context._run.on_cancel(call))

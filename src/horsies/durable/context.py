@@ -371,7 +371,7 @@ class DurableSteps:
     @overload
     def step(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     def step(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """``Durable.step`` with these options."""
+        """Call ``Durable.step`` with these options."""
         return self._context._step(self._options, "step", function, args, kwargs)
 
     def tx_step(
@@ -381,7 +381,7 @@ class DurableSteps:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """``Durable.tx_step`` with these options."""
+        """Call ``Durable.tx_step`` with these options."""
         value: T = self._context._step(self._options, "tx", function, args, kwargs)
         return value
 
@@ -394,7 +394,7 @@ class DurableSteps:
         self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> StepCall[T]: ...
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> StepCall[Any]:
-        """``Durable.call`` with these options."""
+        """Call ``Durable.call`` with these options."""
         return StepCall(Call.of(self._options, function, args, kwargs))
 
     @overload
@@ -402,12 +402,12 @@ class DurableSteps:
     @overload
     def start(self, task: StartableFlow[T], /) -> Child[T]: ...
     def start(self, task: Any, /, *args: Any, **kwargs: Any) -> Child[Any]:
-        """``Durable.start`` with these options."""
+        """Call ``Durable.start`` with these options."""
         return self._context._start(self._options, task, args, kwargs)
 
     def on_cancel(
         self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """``Durable.on_cancel`` with these options."""
+        """Call ``Durable.on_cancel`` with these options."""
         call = Call.of(self._options, function, args, kwargs)
         self._context._perform(self._context._run.on_cancel(call))

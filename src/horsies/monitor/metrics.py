@@ -567,7 +567,7 @@ def _queue_samples(
 
 
 def drain_seconds(due: int, series: Series | None) -> float:
-    """Return the time in which the due tasks will finish at the recent rate."""
+    """Return how long the due tasks will take at the recent rate."""
     if not due:
         return 0.0
     total = series.total if series else None

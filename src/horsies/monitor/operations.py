@@ -73,7 +73,7 @@ class Operations(ABC):
     async def get_result_async(
         self, task_id: str, timeout_ms: int | None = None
     ) -> TaskResult[Any, TaskError]:
-        """``get_result`` without blocking the event loop."""
+        """Run ``get_result`` without blocking the event loop."""
         return await self.handle(task_id).get_async(timeout_ms)
 
     def get_task_info(
@@ -99,7 +99,7 @@ class Operations(ABC):
         include_failed_reason: bool = False,
         include_attempts: bool = False,
     ) -> BrokerResult[TaskInfo | None]:
-        """``get_task_info`` without blocking the event loop."""
+        """Run ``get_task_info`` without blocking the event loop."""
         return await self.handle(task_id).info_async(
             include_result=include_result,
             include_failed_reason=include_failed_reason,
@@ -115,7 +115,7 @@ class Operations(ABC):
     async def cancel_task_async(
         self, task_id: str, *, include_running: bool = True
     ) -> Result[TaskCancelled, TaskActionError]:
-        """``cancel_task`` without blocking the event loop."""
+        """Run ``cancel_task`` without blocking the event loop."""
         return await self.handle(task_id).cancel_async(include_running=include_running)
 
     def retry_task(self, task_id: str) -> Result[TaskRetried, TaskActionError]:
@@ -125,7 +125,7 @@ class Operations(ABC):
         )
 
     async def retry_task_async(self, task_id: str) -> Result[TaskRetried, TaskActionError]:
-        """``retry_task`` without blocking the event loop."""
+        """Run ``retry_task`` without blocking the event loop."""
         return await actions.retry_task_async(
             self.get_broker(), task_id, suppressed=self.are_sends_suppressed()
         )
@@ -164,7 +164,7 @@ class Operations(ABC):
     async def explain_async(
         self, row_id: str, node: str | None = None
     ) -> BrokerResult[Explanation]:
-        """``explain`` without blocking the event loop."""
+        """Run ``explain`` without blocking the event loop."""
         return await explain.explain_async(self.get_broker(), explain.explain_script(row_id, node))
 
     def explain_queue(self, queue_name: str) -> BrokerResult[Explanation]:
@@ -172,7 +172,7 @@ class Operations(ABC):
         return explain.explain(self.get_broker(), self._queue_script(queue_name))
 
     async def explain_queue_async(self, queue_name: str) -> BrokerResult[Explanation]:
-        """``explain_queue`` without blocking the event loop."""
+        """Run ``explain_queue`` without blocking the event loop."""
         return await explain.explain_async(self.get_broker(), self._queue_script(queue_name))
 
     def _queue_script(self, queue_name: str) -> Script[Explanation]:
@@ -183,7 +183,7 @@ class Operations(ABC):
         return explain.explain(self.get_broker(), explain.explain_schedule_script(name))
 
     async def explain_schedule_async(self, name: str) -> BrokerResult[Explanation]:
-        """``explain_schedule`` without blocking the event loop."""
+        """Run ``explain_schedule`` without blocking the event loop."""
         return await explain.explain_async(self.get_broker(), explain.explain_schedule_script(name))
 
     # Lists of tasks and runs
@@ -233,7 +233,7 @@ class Operations(ABC):
         limit: int = LIMIT_DEFAULT,
         after: str | None = None,
     ) -> BrokerResult[TaskPage]:
-        """``tasks_where`` without blocking the event loop."""
+        """Run ``tasks_where`` without blocking the event loop."""
         filters = queries.task_filters(
             status=status,
             queue=queue,
@@ -288,7 +288,7 @@ class Operations(ABC):
         limit: int = LIMIT_DEFAULT,
         after: str | None = None,
     ) -> BrokerResult[RunPage]:
-        """``runs_where`` without blocking the event loop."""
+        """Run ``runs_where`` without blocking the event loop."""
         filters = queries.run_filters(
             status=status,
             name=name,
@@ -319,7 +319,7 @@ class Operations(ABC):
     async def pause_queue_async(
         self, queue_name: str, *, reason: str | None = None
     ) -> BrokerResult[QueueState]:
-        """``pause_queue`` without blocking the event loop."""
+        """Run ``pause_queue`` without blocking the event loop."""
         order = _order(self, queue_name, paused=True, reason=reason)
         return await actions.switch_queue_async(self.get_broker(), order)
 
@@ -328,7 +328,7 @@ class Operations(ABC):
         return actions.switch_queue(self.get_broker(), _order(self, queue_name, paused=False))
 
     async def resume_queue_async(self, queue_name: str) -> BrokerResult[QueueState]:
-        """``resume_queue`` without blocking the event loop."""
+        """Run ``resume_queue`` without blocking the event loop."""
         order = _order(self, queue_name, paused=False)
         return await actions.switch_queue_async(self.get_broker(), order)
 
@@ -342,7 +342,7 @@ class Operations(ABC):
         return health.ping_database(self.get_broker())
 
     async def ping_database_async(self) -> BrokerResult[DatabasePing]:
-        """``ping_database`` without blocking the event loop."""
+        """Run ``ping_database`` without blocking the event loop."""
         return await health.ping_database_async(self.get_broker())
 
     def ping_workers(
@@ -364,7 +364,7 @@ class Operations(ABC):
         timeout_seconds: float = PING_TIMEOUT_SECONDS,
         min_responses: int | None = None,
     ) -> BrokerResult[list[WorkerPong]]:
-        """``ping_workers`` without blocking the event loop."""
+        """Run ``ping_workers`` without blocking the event loop."""
         return await health.ping_workers_async(
             self.get_broker(), target_worker_id, timeout_seconds, min_responses
         )
@@ -374,7 +374,7 @@ class Operations(ABC):
         return health.list_worker_states(self.get_broker())
 
     async def list_worker_states_async(self) -> BrokerResult[list[WorkerStateSnapshot]]:
-        """``list_worker_states`` without blocking the event loop."""
+        """Run ``list_worker_states`` without blocking the event loop."""
         return await health.list_worker_states_async(self.get_broker())
 
     def get_worker_state(self, worker_id: str) -> BrokerResult[WorkerStateSnapshot | None]:
@@ -384,7 +384,7 @@ class Operations(ABC):
     async def get_worker_state_async(
         self, worker_id: str
     ) -> BrokerResult[WorkerStateSnapshot | None]:
-        """``get_worker_state`` without blocking the event loop."""
+        """Run ``get_worker_state`` without blocking the event loop."""
         return (await self.get_worker_state_history_async(worker_id, limit=1)).map(one_or_none)
 
     def get_worker_state_history(
@@ -396,7 +396,7 @@ class Operations(ABC):
     async def get_worker_state_history_async(
         self, worker_id: str, limit: int | None = None
     ) -> BrokerResult[list[WorkerStateSnapshot]]:
-        """``get_worker_state_history`` without blocking the event loop."""
+        """Run ``get_worker_state_history`` without blocking the event loop."""
         return await health.get_worker_state_history_async(self.get_broker(), worker_id, limit)
 
 

@@ -250,7 +250,7 @@ def carry_out(
 
 
 async def carry_out_async(broker: PostgresBroker, order: Order) -> BrokerResult[OrderState]:
-    """``carry_out`` without blocking the event loop."""
+    """Run ``carry_out`` without blocking the event loop."""
     script = store_script(order, "running", current_actor())
     return await run_batches_async(
         broker, order, await broker.perform_async(_WORKING, script, atomic=True)

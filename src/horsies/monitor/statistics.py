@@ -75,7 +75,7 @@ async def task_statistics_async(
     queue: OneOrMore | None = None,
     name: OneOrMore | None = None,
 ) -> BrokerResult[Series]:
-    """``task_statistics`` without blocking the event loop."""
+    """Run ``task_statistics`` without blocking the event loop."""
     return await _perform_async(app, _statistics_script(since, step, queue, name))
 
 
@@ -104,7 +104,7 @@ async def task_breakdown_async(
     since: timedelta = timedelta(hours=1),
     queue: OneOrMore | None = None,
 ) -> BrokerResult[dict[str, Series]]:
-    """``task_breakdown`` without blocking the event loop."""
+    """Run ``task_breakdown`` without blocking the event loop."""
     return await _perform_async(app, _breakdown_script(by, since, queue))
 
 
@@ -123,7 +123,7 @@ def task_facets(app: HasBroker, **filters: Any) -> BrokerResult[TaskFacets]:
 
 
 async def task_facets_async(app: HasBroker, **filters: Any) -> BrokerResult[TaskFacets]:
-    """``task_facets`` without blocking the event loop."""
+    """Run ``task_facets`` without blocking the event loop."""
     return (await _perform_async(app, _facet_filters(filters).map(tasks_script))).map(_facets)
 
 

@@ -161,7 +161,7 @@ class WorkflowSpec(Generic[T]):
         key: str | None = None,
         transaction: object = None,
     ) -> WorkflowStartResult[WorkflowHandle[T]]:
-        """``start`` without blocking the event loop."""
+        """Run ``start`` without blocking the event loop."""
         options = StartOptions(workflow_id, workflow_key, transaction=transaction, key=key)
         return await start_async(self, options)
 
@@ -173,7 +173,7 @@ class WorkflowSpec(Generic[T]):
     async def retry_start_async(
         self, error: WorkflowStartError
     ) -> WorkflowStartResult[WorkflowHandle[T]]:
-        """``retry_start`` without blocking the event loop."""
+        """Run ``retry_start`` without blocking the event loop."""
         options = replay_options(self, error)
         return options if isinstance(options, Err) else await start_async(self, options.value)
 

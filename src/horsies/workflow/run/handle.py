@@ -145,7 +145,7 @@ class WorkflowHandle(Generic[T]):
         return done.unwrap_or_else(as_error_result)
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
-        """``get`` without blocking the event loop."""
+        """Run ``get`` without blocking the event loop."""
         if self._cached is not None:
             return self._cached
         until = _until(timeout_ms)
@@ -161,7 +161,7 @@ class WorkflowHandle(Generic[T]):
         return value_or_raise(self.workflow_id, self.get(timeout_ms))
 
     async def result_async(self, timeout_ms: int | None = None) -> T:
-        """``result`` without blocking the event loop."""
+        """Run ``result`` without blocking the event loop."""
         return value_or_raise(self.workflow_id, await self.get_async(timeout_ms))
 
     def wait(
@@ -185,7 +185,7 @@ class WorkflowHandle(Generic[T]):
         until: Collection[WorkflowStatus] = WORKFLOW_TERMINAL_STATES,
         timeout_ms: int | None = None,
     ) -> HandleResult[WorkflowStatus]:
-        """``wait`` without blocking the event loop."""
+        """Run ``wait`` without blocking the event loop."""
         found = await wait_for_run_async(self.broker, self.workflow_id, _set_of(until), timeout_ms)
         return found.map(lambda run: WorkflowStatus(run.status))
 
@@ -196,7 +196,7 @@ class WorkflowHandle(Generic[T]):
         return self._perform(control.status_script)
 
     async def status_async(self) -> HandleResult[WorkflowStatus]:
-        """``status`` without blocking the event loop."""
+        """Run ``status`` without blocking the event loop."""
         return await self._perform_async(control.status_script)
 
     def info(self) -> HandleResult[WorkflowInfo]:
@@ -204,7 +204,7 @@ class WorkflowHandle(Generic[T]):
         return self._perform(control.info_script)
 
     async def info_async(self) -> HandleResult[WorkflowInfo]:
-        """``info`` without blocking the event loop."""
+        """Run ``info`` without blocking the event loop."""
         return await self._perform_async(control.info_script)
 
     def result_for(self, node: ValueNode[V] | NodeKey[V]) -> TaskResult[V, TaskError]:
@@ -217,7 +217,7 @@ class WorkflowHandle(Generic[T]):
         return self._perform(script).unwrap_or_else(as_error_result)
 
     async def result_for_async(self, node: ValueNode[V] | NodeKey[V]) -> TaskResult[V, TaskError]:
-        """``result_for`` without blocking the event loop."""
+        """Run ``result_for`` without blocking the event loop."""
         script = partial(self._result_script, node=node, node_id=_id_of(node))
         return (await self._perform_async(script)).unwrap_or_else(as_error_result)
 
@@ -230,7 +230,7 @@ class WorkflowHandle(Generic[T]):
         return self._perform(self._results_script)
 
     async def results_async(self) -> HandleResult[dict[str, TaskResult[Any, TaskError]]]:
-        """``results`` without blocking the event loop."""
+        """Run ``results`` without blocking the event loop."""
         return await self._perform_async(self._results_script)
 
     def tasks(self, *, include_results: bool = True) -> HandleResult[list[WorkflowTaskInfo]]:
@@ -240,7 +240,7 @@ class WorkflowHandle(Generic[T]):
     async def tasks_async(
         self, *, include_results: bool = True
     ) -> HandleResult[list[WorkflowTaskInfo]]:
-        """``tasks`` without blocking the event loop."""
+        """Run ``tasks`` without blocking the event loop."""
         return await self._perform_async(partial(self._tasks_script, results=include_results))
 
     def draw(self) -> HandleResult[str]:
@@ -252,7 +252,7 @@ class WorkflowHandle(Generic[T]):
         return self._perform(_drawing_script)
 
     async def draw_async(self) -> HandleResult[str]:
-        """``draw`` without blocking the event loop."""
+        """Run ``draw`` without blocking the event loop."""
         return await self._perform_async(_drawing_script)
 
     # Control
@@ -264,7 +264,7 @@ class WorkflowHandle(Generic[T]):
         return self._change("pause_run", control.pause_script, reason)
 
     async def pause_async(self, *, reason: str | None = None) -> HandleResult[bool]:
-        """``pause`` without blocking the event loop."""
+        """Run ``pause`` without blocking the event loop."""
         return await self._change_async("pause_run", control.pause_script, reason)
 
     def resume(self, *, retry_failed: bool = False) -> HandleResult[bool]:
@@ -276,7 +276,7 @@ class WorkflowHandle(Generic[T]):
         return self._change("resume_run", script)
 
     async def resume_async(self, *, retry_failed: bool = False) -> HandleResult[bool]:
-        """``resume`` without blocking the event loop."""
+        """Run ``resume`` without blocking the event loop."""
         script = partial(control.resume_script, retry_failed=retry_failed)
         return await self._change_async("resume_run", script)
 
@@ -292,7 +292,7 @@ class WorkflowHandle(Generic[T]):
     async def retry_async(
         self, node: AnyNode | NodeKey[Any] | str | None = None
     ) -> HandleResult[None]:
-        """``retry`` without blocking the event loop."""
+        """Run ``retry`` without blocking the event loop."""
         script = partial(control.retry_script, node_ids=_nodes_named(node))
         return await self._change_async("retry_run", script)
 
@@ -308,7 +308,7 @@ class WorkflowHandle(Generic[T]):
     async def cancel_async(
         self, *, interrupt: bool = False, reason: str | None = None
     ) -> HandleResult[None]:
-        """``cancel`` without blocking the event loop."""
+        """Run ``cancel`` without blocking the event loop."""
         script = partial(control.cancel_script, interrupt=interrupt, reason=reason)
         return (await self._change_async("cancel_run", script, reason)).map(_nothing)
 
@@ -322,7 +322,7 @@ class WorkflowHandle(Generic[T]):
         return self._change("signal_run", script, f"signal {name}")
 
     async def signal_async(self, name: str, value: object = None) -> HandleResult[SignalDelivery]:
-        """``signal`` without blocking the event loop."""
+        """Run ``signal`` without blocking the event loop."""
         script = partial(self._signal_script, name=name, value=value)
         return await self._change_async("signal_run", script, f"signal {name}")
 

@@ -87,7 +87,7 @@ async def start_workflow_async(
     transaction: object = None,
     resend_on_transient_err: bool = False,
 ) -> WorkflowStartResult[WorkflowHandle[T]]:
-    """``start_workflow`` without blocking the event loop."""
+    """Run ``start_workflow`` without blocking the event loop."""
     options = StartOptions(workflow_id, workflow_key, sent_at, transaction)
     return await _launch_async(prepare(spec, options), broker, resend_on_transient_err)
 
