@@ -66,7 +66,7 @@ HABITS = {
     r"\bat fault\b": "wrong, responsible",
 }
 _HABITS = {re.compile(pattern, re.IGNORECASE): plain for pattern, plain in HABITS.items()}
-# Pages and folders without these habits.
+# Pages and folders in which a habit fails the check.
 CLEAN = (
     *("docs/", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "src/horsies/"),
     *("tests/support/", "tools/", "benchmarks/"),

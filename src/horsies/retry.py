@@ -209,8 +209,7 @@ class RetryPolicy(FrozenModel):
             "backoff_strategy": self.backoff_strategy,
             "jitter": self.jitter,
         }
-        # Omit an unset value, because a worker of an earlier release can read a policy in full only
-        # without unknown keys.
+        # Omit an unset value, because workers of earlier releases do not know its key.
         if self.max_delay_seconds is not None:
             stored["max_delay_seconds"] = self.max_delay_seconds
         return stored

@@ -191,7 +191,7 @@ def add_failed(connection: Database, count: int, code: str = "CARD_REFUSED") -> 
 
 
 def resent(connection: Database) -> list[int]:
-    """Return the distinct counts of how often a failed task was sent again."""
+    """Return how often failed tasks were sent again, as a set of counts."""
     found = connection.execute(
         "SELECT DISTINCT (SELECT count(*) FROM horsies_tasks AS again "
         "WHERE again.retried_from_task_id = task.id) FROM horsies_tasks AS task "

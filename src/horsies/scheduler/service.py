@@ -36,7 +36,7 @@ logger = logging.getLogger("horsies.scheduler")
 
 # Seconds between two checks that the configured schedules are still stored.
 REFRESH_SECONDS = 60.0
-# A tick later than this means that the database did not respond, presumably to no scheduler.
+# If a tick is later than this, the database did not respond, probably to other schedulers either.
 STALL_SECONDS = 10.0
 # The delay of a wake-up after its slot. Clocks drift: a late wake-up costs one tick, an early one
 # costs two.
