@@ -1,8 +1,7 @@
 """The library's own statements in the session of a task's transaction.
 
 Unlike a group of ``Pipeline``, a group is the end of an open transaction. psycopg's compiled generators
-read the answers. While a child waits for the server, other processes use its processor, and afterwards
-each Python function that it calls must be read from memory again.
+read the answers, because most of a child's time for a transaction is spent in the interpreter.
 """
 
 from __future__ import annotations
