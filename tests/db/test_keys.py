@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
 
+from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import (
     ClaimTasks,
     LookAhead,
@@ -18,6 +20,8 @@ from horsies.db.statements.turn import (
     seconds_until_due,
 )
 from horsies.tasks.keys import lane_of
+from horsies.worker.busy_lanes import LaneMarks
+from horsies.worker.turn import Claimer, Positions, TurnRequest
 from tests.support.database import Database
 from tests.support.keys import Ring, add_keyed, add_many_keyed, key_of, limit
 from tests.support.query_plans import task_reads
@@ -209,6 +213,33 @@ def test_async_tasks_are_found_behind_any_number_of_others_of_their_keys(
     assert ring.claim(2, is_async=True) == []
     assert ring.is_drained
     assert len(ring.claim(3, is_async=False)) == 3
+
+
+@pytest.mark.parametrize("frees", [False, True])
+def test_the_usual_claim_sends_few_parameters_and_claims_the_same(
+    connection: Database, frees: bool
+) -> None:
+    lane = lane_of("default", "b").number
+    for key in "abc":
+        add_keyed(connection, key, 5)
+    claimer = Claimer("w", "host", ["default"], [None])
+    wanted = TurnRequest(
+        pids=[1, 2, 3],
+        positions=Positions(looks_everywhere=False),
+        cursors=[lane],
+        freed_lanes=[("default", lane)] if frees else (),
+        lane_marks=LaneMarks([lane], [50], ["2026-01-01"], [str(UUID(int=1))]),
+    )
+    statement, params = claimer.claim_step(wanted)
+    assert len(params) == 13
+    claims = [(statement, params), (claim_tasks, claimer.claim(wanted))]
+    found: list[list[Any]] = []
+    for step in claims:
+        with connection.transaction(force_rollback=True):
+            rows = Pipeline(connection, prepared=False).run([step])[0]
+            found.append([(row.id, row.worker_pid, row.lane) for row in rows])
+    assert found[0] == found[1]
+    assert len(found[0]) == 4, "three tasks and the answer"
 
 
 def test_names_that_a_worker_does_not_know_are_left_out(connection: Database) -> None:

@@ -157,9 +157,11 @@ class Bookmarks:
 
 
 # The parameters that differ between a worker's claims for its idle children: the children, and
-# ``Positions``.
+# ``Positions``. For tasks with keys also the places on the rings, the freed lanes, and ``LaneMarks``.
 _MARKS = ("marked_priorities", "marked_moments", "marked_ids", "looks_everywhere")
 _VARYING = {"pids", "queue_limits", *_MARKS}
+_LANE_MARKS = ("marked_lanes", "lane_priorities", "lane_moments", "lane_ids")
+_VARYING_WITH_KEYS = {*_VARYING, "cursors", "freed_queues", "freed_lanes", *_LANE_MARKS}
 
 
 class TurnRequest(NamedTuple):
@@ -302,13 +304,22 @@ class Claimer:
     @cached_property
     def _usual_claim(self) -> Statement[Any, ClaimedTask]:
         """Return the usual claim, for idle children only, with its constant parameters inlined."""
+        return self._bound_claim(_VARYING)
+
+    @cached_property
+    def _usual_keyed_claim(self) -> Statement[Any, ClaimedTask]:
+        """Return the usual claim of a worker that has met tasks with keys."""
+        return self._bound_claim(_VARYING_WITH_KEYS)
+
+    def _bound_claim(self, varying: Set[str]) -> Statement[Any, ClaimedTask]:
         usual = self.claim(TurnRequest())._replace(idle=None)._asdict()
-        return claim_tasks.bound(**{name: usual[name] for name in usual.keys() - _VARYING})
+        return claim_tasks.bound(**{name: usual[name] for name in usual.keys() - varying})
 
     def claim_step(self, request: TurnRequest) -> Step:
         """Return the statement that claims.
 
-        Most claims are for idle children and exclude no tasks; they send only 6 of the 30 parameters.
+        Most claims are for idle children and exclude no tasks; they send only 6 of the 30 parameters, or
+        13 if there are tasks with keys.
         """
         if (
             request.prefetch
@@ -318,13 +329,18 @@ class Claimer:
             or request.unknown_names
             or request.refused_ids
             or request.refused_by
-            or request.cursors
-            or request.freed_lanes
         ):
             return claim_tasks, self.claim(request)
         pids = request.pids
         limits = (self.max_claim_batch or len(pids),) * len(self.queues)
-        return self._usual_claim, (pids, limits, *request.positions)
+        usual = pids, limits, *request.positions
+        if not (request.cursors or request.freed_lanes):
+            return self._usual_claim, usual
+        freed = (
+            [queue for queue, _ in request.freed_lanes],
+            [lane for _, lane in request.freed_lanes],
+        )
+        return self._usual_keyed_claim, (*usual, request.cursors, *freed, *request.lane_marks)
 
     def claim(self, request: TurnRequest) -> ClaimTasks:
         idle, positions = len(request.pids) + request.prefetch, request.positions
