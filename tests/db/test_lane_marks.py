@@ -34,8 +34,10 @@ QUEUES = ["default"]
 
 @pytest.fixture(autouse=True)
 def _marks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first task of a lane marks it."""
+    """The first task of a lane marks it, and every search from the fronts counts as slow."""
     monkeypatch.setattr(busy_lanes, "MARKED_AFTER", 1)
+    monkeypatch.setattr(busy_lanes, "SLOW_SEARCH_US", -1)
+    monkeypatch.setattr(busy_lanes, "SLOW_SEARCHES", 1)
 
 
 class Taker:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from horsies.worker.busy_lanes import LANES_MAX, MARKED_AFTER, MARKS_MAX, NO_MARKS, BusyLanes
+from horsies.worker.busy_lanes import (
+    LANES_MAX,
+    MARKED_AFTER,
+    MARKS_MAX,
+    NO_MARKS,
+    SLOW_SEARCH_US,
+    SLOW_SEARCHES,
+    BusyLanes,
+)
 from horsies.worker.keyed import KeyRings
 
 
@@ -59,6 +67,28 @@ def test_very_many_lanes_are_forgotten() -> None:
     assert lanes(busy, 0) == []
 
 
+def answer(search_us: int | None, queue: str = "default") -> Any:
+    """A claim by keys whose searches from the fronts of the lanes took this long; None if it used marks."""
+    return SimpleNamespace(queue_name=queue, lane=0, details="t ", generation=search_us)
+
+
+def test_marks_are_told_only_while_searches_from_the_fronts_are_slow() -> None:
+    rings = KeyRings(["default", "api"])
+    rings.note_keyed(["default", "api"])
+    for queue in ("default", "api"):
+        rings.note_taken([task(number, 7, queue) for number in range(MARKED_AFTER)])
+    rings.note_claim([answer(SLOW_SEARCH_US)], (), 0.0)
+    assert rings.marks() == NO_MARKS, "the search was quick"
+    rings.note_claim([answer(SLOW_SEARCH_US + 1)], (), 0.0)
+    assert rings.marks() == NO_MARKS, "one slow search may be the machine's"
+    rings.note_claim([answer(SLOW_SEARCH_US + 1)], (), 0.0)
+    assert rings.marks().lanes == [7], "the lanes of the other queue are searched quickly"
+    rings.note_claim([answer(None), answer(1, "api")], (), 0.0)
+    assert rings.marks().lanes == [7], "a search behind marks shows nothing"
+    rings.note_claim([answer(SLOW_SEARCH_US)], (), 0.0)
+    assert rings.marks() == NO_MARKS
+
+
 def test_marks_are_told_for_queues_with_keys_and_in_the_order_of_lanes() -> None:
     rings = KeyRings(["default", "api"])
     assert rings.marks() == NO_MARKS
@@ -67,6 +97,9 @@ def test_marks_are_told_for_queues_with_keys_and_in_the_order_of_lanes() -> None
             rings.note_taken([task(number, lane, queue) for number in range(MARKED_AFTER)])
     assert rings.marks() == NO_MARKS, "no queue is known to have keys"
     rings.note_keyed(["default", "api"])
+    slow = SLOW_SEARCH_US + 1
+    for _ in range(SLOW_SEARCHES):
+        rings.note_claim([answer(slow), answer(slow, "api")], (), 0.0)
     assert rings.marks().lanes == [-5, 3, 7]
     rings.note_search(["default", "api"], ["api"])
     assert rings.marks().lanes == [3]

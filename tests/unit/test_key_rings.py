@@ -10,7 +10,9 @@ from horsies.worker.keyed import KeyRings
 
 def answer(lane: int, wait_seconds: str = "") -> Any:
     """A claim by keys that saw the lanes up to this one, and not all."""
-    return SimpleNamespace(queue_name="default", lane=lane, details=f"f {wait_seconds}")
+    return SimpleNamespace(
+        queue_name="default", lane=lane, details=f"f {wait_seconds}", generation=None
+    )
 
 
 def rings_at(lane: int) -> KeyRings:

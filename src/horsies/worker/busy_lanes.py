@@ -3,6 +3,9 @@
 Claimed tasks leave dead entries at the front of their lane until vacuum removes them, which an open
 transaction prevents. A claim that starts behind the last task taken from a lane skips these entries. Tasks in
 front of that position are found by claims that search everywhere (``Bookmarks``).
+
+Searching behind marks costs the server 30 to 40 µs per task. Vacuum and scans usually remove dead entries
+quickly, so a worker sends its marks only after two slow searches from the fronts in a row.
 """
 
 from __future__ import annotations
@@ -16,6 +19,11 @@ from horsies.db.statements.turn import ClaimedTask
 # How many tasks must be taken from a lane before it gets a mark. Each mark costs a claim one more index
 # probe, which is more than skipping a few dead entries saves.
 MARKED_AFTER = 32
+# A search of lanes from their fronts is slow if it takes longer than this. Without dead entries, a search
+# for four children takes 100 to 350 µs. Other processes can make a single search slow, so two slow searches
+# in a row are needed.
+SLOW_SEARCH_US = 600
+SLOW_SEARCHES = 2
 # The maximum number of marks in a claim, which searches all other lanes from their fronts.
 MARKS_MAX = 32
 # With more lanes than this, all marks and counts are dropped: each of so many lanes has few dead entries.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from horsies.config.app import AppConfig, PerKey, Rate
 from horsies.db.statements.turn import ClaimedTask
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.keys import key_of_task
+from horsies.worker import busy_lanes
 from horsies.worker.busy_lanes import NO_MARKS, BusyLanes, LaneMarks
 
 # The most tasks that one search moves to their lanes.
@@ -63,6 +65,9 @@ class KeyRings:
         # For each queue, the walk along its ring that has found no task so far.
         self._walks: dict[str, Walk] = {}
         self._busy: dict[str, BusyLanes] = {}
+        # For each queue, how many searches from the fronts of its lanes in a row were slow. Slow searches
+        # mean that the lanes have dead entries.
+        self._slow: Counter[str] = Counter()
         # Tasks with keys are claimed only after these limits are stored.
         self.limits: LimitsOfKeys | None = None
 
@@ -94,12 +99,15 @@ class KeyRings:
 
     def marks(self) -> LaneMarks:
         """Return the marks behind which the next claim searches busy lanes, for the first lanes that it
-        visits in each queue.
+        visits in each queue. There are none for a queue whose lanes are searched quickly from their fronts.
         """
+        if not self._slow:
+            return NO_MARKS
         found = [
             mark
             for queue, busy in self._busy.items()
-            if (cursor := self._cursors.get(queue)) is not None
+            if self._slow[queue] >= busy_lanes.SLOW_SEARCHES
+            and (cursor := self._cursors.get(queue)) is not None
             for mark in busy.behind(cursor)
         ]
         return LaneMarks(*map(list, zip(*sorted(found), strict=True))) if found else NO_MARKS
@@ -133,6 +141,7 @@ class KeyRings:
             is_drained, _, wait_seconds = answer.details.partition(" ")
             waits += [float(wait_seconds)] if wait_seconds else []
             queue, after = answer.queue_name, answer.lane
+            self._judge_search(queue, answer.generation)
             before = self._cursors.get(queue)
             if before is not None and after is not None:
                 self._cursors[queue] = after
@@ -143,6 +152,15 @@ class KeyRings:
                 room_at = now + float(wait_seconds) if wait_seconds else float("inf")
                 has_more = self._walk_on(queue, before, after, room_at, now) or has_more
         return SeenLanes(has_more, min(waits, default=None))
+
+    def _judge_search(self, queue: str, search_us: int | None) -> None:
+        """Note how long a search from the fronts of a queue's lanes took; None if marks were used."""
+        if search_us is None:
+            return
+        if search_us > busy_lanes.SLOW_SEARCH_US:
+            self._slow[queue] += 1
+        else:
+            del self._slow[queue]
 
     def _walk_on(self, queue: str, before: int, after: int, room_at: float, now: float) -> bool:
         """Note a claim that checked some lanes and took no task; return True if further lanes

@@ -185,8 +185,10 @@ $$;
 --   knows of no such queue; see 19_keys.sql. Such a queue is served lane by lane: idle children take tasks of any lane,
 --   then windows take short tasks, unless tasks without a key wait for their turn. For such a queue the result includes
 --   a row without an id. It contains the lane at which the next claim continues, whether the lanes were drained, and
---   the seconds after which a lane with limits may have more tasks. "p_freed_lanes" are the lanes of the tasks that
---   this transaction has ended.
+--   the seconds after which a lane with limits may have more tasks. As "generation", the row contains the microseconds
+--   that the longest search from the fronts of the lanes took; NULL if all lanes were searched behind marks. If this
+--   search was quick, the worker sends no marks. "p_freed_lanes" are the lanes of the tasks that this transaction has
+--   ended.
 -- * "p_is_async" restricts the claim to tasks of "async def" functions (true) or to all other tasks (false); NULL means
 --   no restriction.
 -- * "details" contains the columns that only a task's code may read, one per line in a single text. As separate columns
@@ -234,6 +236,9 @@ DECLARE
     marks horsies_lane_marks;
     reserved integer;
     taken_keyed uuid[] := '{}';
+    -- How long the searches of one queue's lanes from their fronts took, and when the current one began.
+    search_us integer;
+    search_began_at timestamptz;
     -- The queues in which this claim has also searched the marked lanes from their fronts.
     searched text[] := '{}';
 BEGIN
@@ -268,6 +273,7 @@ BEGIN
             cursor := CASE WHEN pass = 1 THEN p_cursors[position] END;
             CONTINUE WHEN pass = 1 AND has_tasks[position] IS NULL AND has_tasks IS NOT NULL AND cursor IS NULL;
             reserved := 0;
+            search_us := NULL;
             IF cursor IS NOT NULL AND p_marked_lanes <> '{}' THEN
                 marks := (p_marked_lanes, p_lane_priorities, p_lane_moments, p_lane_ids);
             END IF;
@@ -295,10 +301,13 @@ BEGIN
                 is_keyed := cursor IS NOT NULL;
                 has_run := is_keyed OR places > idle;
                 IF is_keyed THEN
+                    search_began_at := CASE WHEN marks IS NULL THEN clock_timestamp() END;
                     keyed := horsies_due_by_lane(
                         queue, cursor,
                         CASE WHEN taken < idle THEN least(wanted, idle - taken) ELSE wanted END - reserved, look_at,
                         taken >= idle, p_short_names, p_is_async, p_unknown_names, p_refused_ids, p_refused_by, marks);
+                    search_us := greatest(
+                        search_us, extract(microseconds FROM clock_timestamp() - search_began_at)::integer);
                     run_ids := keyed.ids;
                     -- Search again only if tasks were found; otherwise blocked lanes would keep the loop running
                     -- forever.
@@ -322,6 +331,7 @@ BEGIN
                         details := concat(keyed.is_drained, ' ', keyed.wait_seconds);
                         burst := false;
                         lane := keyed.cursor;
+                        generation := search_us;
                         RETURN NEXT;
                     END IF;
                     CONTINUE WHEN run_ids = '{}';
