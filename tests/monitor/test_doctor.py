@@ -236,6 +236,22 @@ def test_checks_that_need_the_tables_are_summed_up_in_one_line(
     assert f", {unread} unknown." in finished.out
 
 
+def test_the_most_serious_findings_come_first_and_the_same_failure_of_checks_is_one_entry(
+    horsies: Run, patient: Database, patient_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", patient_url)
+    add_task(patient, enqueued_at=ago(9))
+    add_worker(patient, queues=["mail"], hears=False)
+    listed = horsies("doctor", "--only", "workers", "--only", "unserved").out
+    assert listed.index("yellow  workers") > listed.index("red     unserved")
+    with psycopg.connect(patient_url) as holder:
+        holder.execute("LOCK TABLE horsies_workers")
+        out = horsies("doctor", "--only", "locks", "--only", "workers", "--only", "caps").out
+    assert out.startswith("red     locks: Another session locks horsies_workers")
+    assert "unknown 2 checks: Not checked: canceling statement due to lock timeout\n" in out
+    assert "        workers, caps\n" in out
+
+
 Change = Callable[[Database], Any]
 
 

@@ -15,10 +15,10 @@ from horsies.cli.session import EXIT_FAILED, JsonOption, open_session, unwrap_or
 from horsies.findings import Finding, Level
 from horsies.monitor.diagnose.doctor import (
     CHECKS,
-    NOT_READ,
     CheckReport,
     doctor_document,
     run_doctor,
+    seriousness,
     worst,
 )
 
@@ -86,28 +86,37 @@ def _print_statements(reports: Iterable[CheckReport]) -> None:
 
 
 def _print_reports(reports: Sequence[CheckReport]) -> None:
-    unread = [report for report in reports if NOT_READ in report.findings]
-    parts = [part for report in reports if report not in unread for part in _lines(report)]
-    if unread:
-        ids = ", ".join(report.id for report in unread)
-        summary = replace(NOT_READ, evidence=(ids,) if len(unread) > 1 else ())
-        title = ids if len(unread) == 1 else f"{len(unread)} checks"
-        parts += _lines(CheckReport(title, "", (summary,)))
+    found = [(report.id, one) for report in reports for one in report.findings]
+    found = _with_unread_together(sorted(found, key=lambda pair: seriousness(pair[1].level)))
     counts = {level: sum(one.level is level for one in reports) for level in Level}
     green = counts.pop(Level.GREEN)
     rest = "".join(f", {count} {level.value}" for level, count in counts.items() if count)
+    parts = [part for title, one in found for part in _lines(title, one)]
     output.print_parts(*parts, f"{green} of {len(reports)} checks green{rest}.")
 
 
-def _lines(report: CheckReport) -> Iterator[Table]:
-    for finding in report.findings:
-        text = Text(f"{report.id}: ", "bold").append_text(output.safe_text(finding.sentence))
-        level = finding.level
-        yield output.hanging(f"{level.value:<7}", text, _STYLES[level])
-        yield from (output.hanging(_INDENT, output.safe_text(line)) for line in finding.evidence)
-        if finding.remedy is not None:
-            text = Text("remedy: ", no_wrap=finding.is_command)
-            yield output.hanging(_INDENT, text.append_text(_remedy(finding)))
+def _with_unread_together(found: Iterable[tuple[str, Finding]]) -> list[tuple[str, Finding]]:
+    """Replace the findings of checks that could not read their facts for the same reason by one finding."""
+    shown: dict[object, tuple[list[str], Finding]] = {}
+    for check, one in found:
+        key = one.sentence if one.level is Level.UNKNOWN else (check, len(shown))
+        shown.setdefault(key, ([], one))[0].append(check)
+    return [
+        (checks[0], one)
+        if len(checks) == 1
+        else (f"{len(checks)} checks", replace(one, evidence=(", ".join(checks),)))
+        for checks, one in shown.values()
+    ]
+
+
+def _lines(title: str, finding: Finding) -> Iterator[Table]:
+    level = finding.level
+    text = Text(f"{title}: ", "bold").append_text(output.safe_text(finding.sentence))
+    yield output.hanging(f"{level.value:<7}", text, _STYLES[level])
+    yield from (output.hanging(_INDENT, output.safe_text(line)) for line in finding.evidence)
+    if finding.remedy is not None:
+        text = Text("remedy: ", no_wrap=finding.is_command)
+        yield output.hanging(_INDENT, text.append_text(_remedy(finding)))
 
 
 def _remedy(finding: Finding) -> Text:

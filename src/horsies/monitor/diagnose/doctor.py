@@ -62,7 +62,12 @@ class CheckReport:
 
 def worst(levels: Iterable[Level]) -> Level:
     """Return the most serious level, or green without findings."""
-    return min(levels, key=_WORST_FIRST.index, default=Level.GREEN)
+    return min(levels, key=seriousness, default=Level.GREEN)
+
+
+def seriousness(level: Level) -> int:
+    """Return a number for sorting findings: the most serious level has the lowest."""
+    return _WORST_FIRST.index(level)
 
 
 def judge_pooler(shares_server: bool, is_declared: bool) -> Iterator[Finding]:
