@@ -197,6 +197,19 @@ def test_a_session_that_is_cut_as_soon_as_it_is_open_waits(
 
 
 @pytest.mark.usefixtures("steady")
+def test_the_log_does_not_call_a_database_with_a_locked_table_unavailable(
+    session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    session.worker.confirm()
+    session.worker.lose(psycopg.errors.LockNotAvailable("canceling statement due to lock timeout"))
+    session.worker.open()
+    session.worker.lose(psycopg.errors.LockNotAvailable("canceling statement due to lock timeout"))
+    assert caplog.messages[-1].startswith(
+        "another session holds a lock (horsies doctor names it), next attempt in"
+    )
+
+
+@pytest.mark.usefixtures("steady")
 def test_a_session_that_is_cut_again_before_anything_went_through_waits(
     session: Session, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,7 +20,15 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from horsies.config.app import WorkerResilienceConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
-from horsies.db.errors import ErrorKind, describe, is_of_data, is_refusal, kind_of, may_last
+from horsies.db.errors import (
+    ErrorKind,
+    describe,
+    is_lock_timeout,
+    is_of_data,
+    is_refusal,
+    kind_of,
+    may_last,
+)
 from horsies.db.limits import NO_LIMITS, Limits
 from horsies.db.listen import (
     Inbox,
@@ -190,7 +198,7 @@ class Outages:
         self._counted_at = now + delay_seconds
         logger.error(
             "%s, next attempt in %.1f s (%s/%s): %s",
-            "statement refused" if is_of_data(error) or may_last(error) else "database unavailable",
+            _trouble(error),
             delay_seconds,
             self._backoff.attempts,
             self._max_attempts or "inf",
@@ -205,6 +213,13 @@ class Outages:
         self.is_on = False
         self._counted_at = 0.0
         self._backoff.reset()
+
+
+def _trouble(error: psycopg.Error) -> str:
+    """Return what keeps the worker from working, for its log."""
+    if is_lock_timeout(error):
+        return "another session holds a lock (horsies doctor names it)"
+    return "statement refused" if is_of_data(error) or may_last(error) else "database unavailable"
 
 
 class Deliveries:
