@@ -410,6 +410,12 @@ def test_an_end_is_described_by_its_kind_and_time() -> None:
     assert sentence(completed, "ENDED") == f"It completed {when}."
     (found,) = run_reasons(run(status="CANCELLED", completed_at=ago(240)), [], {})
     assert found.sentence == f"Run orders ended as CANCELLED {when}."
+    (found,) = run_reasons(
+        run(status="FAILED", completed_at=ago(240), failed_node="charge"), [], {}
+    )
+    assert found.sentence == (
+        f"Run orders ended as FAILED {when}; the first node that failed is charge."
+    )
 
 
 def test_sentences_name_those_in_the_way_and_the_numbers() -> None:

@@ -262,7 +262,11 @@ SELECT run.id::text, run.name, run.status, run.paused_at, run.completed_at, run.
     CASE WHEN run.status = 'PAUSED' AND run.error IS NOT NULL THEN (
         SELECT failed.node_id FROM horsies_workflow_tasks AS failed
         WHERE failed.workflow_id = run.id AND failed.status = 'FAILED' AND failed.pauses
-        ORDER BY failed.task_index LIMIT 1) END AS failed_node,
+        ORDER BY failed.task_index LIMIT 1)
+    WHEN run.status = 'FAILED' AND run.failed_nodes > 0 THEN (
+        SELECT failed.node_id FROM horsies_workflow_tasks AS failed
+        WHERE failed.workflow_id = run.id AND failed.status = 'FAILED'
+        ORDER BY failed.completed_at, failed.task_index LIMIT 1) END AS failed_node,
     blocked.action AS blocked_action,
     blocked.error AS blocked_error, blocked.since AS blocked_since,
     node.task_index, node.status AS node_status, node.dependencies, node.join_type, node.min_success,

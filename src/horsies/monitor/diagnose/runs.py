@@ -95,7 +95,8 @@ def _run_ended(run: RunFacts, status: WorkflowStatus) -> Finding:
     when = at_and_ago(run.completed_at, run.looked_at)
     error = f" with {run.error_code}" if run.error_code else ""
     again = command("workflow", "retry", run.id) if status is WorkflowStatus.FAILED else None
-    text = f"Run {run.name} ended as {status.value}{error}{when}."
+    first = f"; the first node that failed is {run.failed_node}" if run.failed_node else ""
+    text = f"Run {run.name} ended as {status.value}{error}{when}{first}."
     return finding("RUN_ENDED", text, since=run.completed_at, subjects=[run.id], remedy=again)
 
 
