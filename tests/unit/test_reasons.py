@@ -763,6 +763,8 @@ def test_workers_and_failing_tasks_have_findings() -> None:
     assert (found.code, found.evidence) == ("WORKERS_LOST", ("it served mail",))
     (both,) = judge_losses([loss, loss._replace(label="beta")])
     assert both.evidence[1] == "worker beta, 1 min ago, of mail"
+    assert "its tasks run again or have failed" in found.sentence
+    assert "horsies tasks --error-code WORKER_CRASHED" in str(found.remedy)
     assert list(judge_losses([])) == []
 
 

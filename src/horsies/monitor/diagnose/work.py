@@ -125,18 +125,19 @@ def judge_losses(losses: Sequence[Loss]) -> Iterator[Finding]:
         return
     newest = losses[0]
     ago = between(newest.lost_at, newest.looked_at)
-    sentence = f"Worker {newest.label} was lost {ago} ago; its tasks were recovered."
+    sentence = f"Worker {newest.label} was lost {ago} ago; its tasks run again or have failed."
     if len(losses) > 1:
         sentence = (
             f"{len(losses):,} workers were lost within the last hour, the last one {ago} ago; their "
-            "tasks were recovered."
+            "tasks run again or have failed."
         )
     yield finding(
         "WORKERS_LOST",
         sentence,
         since=losses[-1].lost_at,
         subjects=[one.label for one in losses[:SHOWN]],
-        remedy="look for the end of the process in its log and in that of its host",
+        remedy="look for the end of the process in its log and in that of its host; "
+        "`horsies tasks --error-code WORKER_CRASHED` lists the tasks that failed",
         evidence=_lost_queues(losses),
         subject=Subject("worker", newest.worker_id, newest.label),
     )
@@ -346,12 +347,16 @@ def _crashes(facts: Facts) -> Script[Iterable[Finding]]:
 
 
 def judge_crashes(crashes: Iterable[Crashes], limits: Limits) -> Iterator[Finding]:
-    advice = "set a memory limit or a timeout, and leave WORKER_CRASHED out of auto_retry_for"
     for row in crashes:
         if row.crashes >= limits.crashes_of_name or row.most_of_one_task >= limits.crashes_of_task:
             yield red(
                 f"Task {row.task_name} ended its process {row.crashes} times within an hour.",
                 advice,
+        stop = command("cancel", "--name", row.task_name)
+        advice = (
+            f"see the signals with `horsies failures`; stop the task with `{stop}`; then set a memory limit "
+            "or a timeout, or leave WORKER_CRASHED out of auto_retry_for"
+        )
                 [f"{row.most_of_one_task} attempts of one task"],
             )
 
