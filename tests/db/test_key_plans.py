@@ -94,7 +94,7 @@ def steps() -> list[Step]:
         count_keys(100),
         next_in_queue("default", 100),
         count_ahead_in_lane("default", NOISY, 100, datetime.now(UTC), LAST_ID, limit=100),
-        find_paused_keys(20, 100),
+        find_paused_keys(None, 20, 100),
         find_due(QUEUES, [], [], 100, []),
         find_due(QUEUES, [], [], 100, [], ["work"], 0.0),
         (claim_batch, batch),

@@ -381,6 +381,20 @@ def test_a_queue_whose_keys_have_limits_is_not_stuck(doors: Doors, connection: D
     assert "QUEUE_STUCK" not in codes(doors.queue("default"))
 
 
+def test_a_queue_that_its_rate_holds_back_is_not_stuck(
+    doors: Doors, app: Horsies, connection: Database
+) -> None:
+    add_task(connection, enqueued_at=ago(1_000))
+    assert "QUEUE_STUCK" in codes(doors.queue("default"))
+    connection.execute("INSERT INTO horsies_meters VALUES ('default', 0, now() + '9 s', 30, 1)")
+    assert "QUEUE_STUCK" not in codes(doors.queue("default"))
+    (report,) = run_doctor(app.get_broker(), ["stuck-queues"]).unwrap()
+    assert report.findings == ()
+    connection.execute("UPDATE horsies_meters SET next_at = now() - interval '5 minutes'")
+    (report,) = run_doctor(app.get_broker(), ["stuck-queues"]).unwrap()
+    assert [one.code for one in report.findings] == ["QUEUE_STUCK"]
+
+
 # The doctor and the gauges
 
 

@@ -18,6 +18,7 @@ from horsies.workflow.nodes.nodes import SignalNode
 from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.drill import codes_of
+from tests.support.keys import Ring, add_keyed, fail, limit
 from tests.support.rows import (
     add_attempt,
     add_snapshot,
@@ -28,6 +29,7 @@ from tests.support.rows import (
 from tests.support.web_server import Ask
 
 TASK = "01a1dd00-0000-7000-8000-000000000001"
+HANGING = "01a1dd00-0000-7000-8000-000000000002"
 # A deadline only: the badge changes after ten seconds without an answer, a frozen page ends after eight.
 WAIT_MS = 120_000
 
@@ -71,6 +73,26 @@ def reach_the_cap(connection: Database) -> None:
     worker = serve(connection, cap=1)
     flying = {"claimed_by_worker_id": worker, "claimed_at": ago(99), "started_at": ago(99)}
     add_task(connection, queue_name="mail", task_name="pay", status="RUNNING", **flying)
+    send(connection)
+
+
+def fail_in_a_halting_key(connection: Database) -> None:
+    """The first booking of an account has failed, and two later ones wait."""
+    serve(connection)
+    limit(connection, queue="mail", is_fifo=True, halts=True)
+    for age in (90, 60, 30):
+        add_keyed(connection, "acme", queue="mail", task_name="pay", enqueued_at=ago(age))
+    (first,) = Ring(connection, "mail").take(1)
+    fail(connection, first)
+
+
+def occupy_every_child(connection: Database) -> None:
+    worker = serve(connection)
+    add_snapshot(connection, worker, processes=1, tasks_running=1)
+    flying = {"claimed_by_worker_id": worker, "claimed_at": ago(99), "started_at": ago(99)}
+    add_task(
+        connection, queue_name="mail", task_name="hang", status="RUNNING", id=HANGING, **flying
+    )
     send(connection)
 
 
@@ -139,6 +161,18 @@ BREAKS = {
         miss_a_slot, "NO_SCHEDULER", ("explain", "schedule", "nightly"), "no scheduler is connected"
     ),
     "cap reached": Break(reach_the_cap, None, ("explain", TASK), "QUEUE_CAP"),
+    "key halted": Break(
+        fail_in_a_halting_key,
+        "KEY_HALTED",
+        ("explain", "queue", "mail"),
+        "horsies keys resume mail acme",
+    ),
+    "all children hang": Break(
+        occupy_every_child, None, ("explain", TASK), f"run other tasks, such as {HANGING} for"
+    ),
+    "queue name misspelt": Break(
+        wait_in_a_free_queue, None, ("explain", "queue", "mial"), "the known ones are: mail"
+    ),
     "15 plain failures": Break(
         measure(failed=15),
         "TASK_FAILING",

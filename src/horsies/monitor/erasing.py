@@ -31,7 +31,7 @@ from horsies.db.statements.erasing import (
     redact_tasks,
 )
 from horsies.db.statements.workflows import lock_runs
-from horsies.monitor.diagnose.tasks import key_opening
+from horsies.monitor.diagnose.queues import key_opening
 from horsies.monitor.order_plan import SCOPES, Order, OrderVerb
 from horsies.result import Ok
 from horsies.tasks.broker import BrokerResult

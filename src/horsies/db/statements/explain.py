@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from horsies.db.statement import StatementFile
+from horsies.db.statements.monitor import QueueName
 
 EXPLAIN = StatementFile("explain.sql")
 
@@ -283,6 +284,8 @@ def find_last_server(name: str) -> LastServer: ...
 def list_places(name: str) -> Place: ...
 @EXPLAIN.statement
 def read_meter(name: str) -> Meter: ...
+@EXPLAIN.statement
+def list_rated_queues(names: Sequence[str]) -> QueueName: ...
 @EXPLAIN.statement
 def count_ahead(name: str, priority: int, enqueued_at: datetime, id: str, limit: int) -> Ahead: ...
 @EXPLAIN.statement

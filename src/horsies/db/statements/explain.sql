@@ -103,6 +103,12 @@ ORDER BY task.queue_name <> %(name)s, task.claimed_at, task.id LIMIT 5
 SELECT horsies_starts_at(meter) AS starts_at, meter.seconds AS start_seconds FROM horsies_meters AS meter
 WHERE meter.queue_name = %(name)s AND meter.lane = 0
 
+-- name: list_rated_queues
+-- The queues with these names whose rate has held tasks back within the last minute.
+SELECT meter.queue_name::text AS name FROM horsies_meters AS meter
+WHERE meter.queue_name = ANY(%(names)s::text[]) AND meter.lane = 0
+  AND horsies_starts_at(meter) > now() - interval '1 minute'
+
 -- name: count_ahead
 -- The number of due tasks without a key that a claim takes before this task, up to "limit", and the number of keys that
 -- take turns with them. Reads the front of the claim index for each priority, so that delayed tasks are never scanned.

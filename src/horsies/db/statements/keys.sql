@@ -89,10 +89,13 @@ FROM (SELECT queue_name FROM gone UNION ALL SELECT queue_name FROM resumed) AS c
 CROSS JOIN LATERAL pg_notify('task_queue_' || changed.queue_name, '@') AS woken
 
 -- name: find_paused_keys
--- Up to "limit" paused keys with due tasks, longest paused first; only the first thousand paused keys are read.
+-- Up to "limit" paused keys with due tasks, of one queue or of all, longest paused first; only the first
+-- thousand paused keys are read.
 SELECT state.* FROM (
     SELECT stored.queue_name, stored.lane FROM horsies_lanes AS stored
-    WHERE stored.paused_at IS NOT NULL AND stored.lane <> 0 ORDER BY stored.paused_at LIMIT 1000) AS paused
+    WHERE stored.paused_at IS NOT NULL AND stored.lane <> 0
+      AND (%(queue)s::text IS NULL OR stored.queue_name = %(queue)s::text)
+    ORDER BY stored.paused_at LIMIT 1000) AS paused
 CROSS JOIN LATERAL horsies_lane_state_v1(paused.queue_name, paused.lane, NULL, %(most)s::integer) AS state
 WHERE state.due > 0 ORDER BY state.paused_at LIMIT %(limit)s::integer
 

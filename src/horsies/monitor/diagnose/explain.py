@@ -37,15 +37,18 @@ from horsies.db.statements.explain import (
     list_map_places,
     list_open_nodes,
     list_places,
+    list_rated_queues,
     list_recovery_settings,
     read_clock,
     read_meter,
 )
-from horsies.db.statements.keys import KeyState, list_limited_queues, read_lane
+from horsies.db.statements.keys import KeyState, find_paused_keys, list_limited_queues, read_lane
 from horsies.db.statements.monitor import (
+    QueueName,
     RecentAttempts,
     WorkerSummary,
     count_recent_attempts,
+    list_known_queues,
     list_workers,
 )
 from horsies.db.statements.refusals import RefusedCalls, list_refused
@@ -74,12 +77,15 @@ from horsies.monitor.diagnose.tasks import TaskSituation, takers_of, task_holds,
 from horsies.monitor.overview import TaskReport, servers_of, task_script
 from horsies.states import TaskStatus, WorkflowStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
+from horsies.words import listed
 
 # The maximum number of attempts from which a queue's current rate is computed; a queue with more is
 # fast enough.
 RATE_SAMPLE = 2_000
 # The maximum number of started nodes whose obstacles a run's explanation includes.
 NODES_EXPLAINED = 3
+# A queue's explanation names at most this many paused keys.
+KEYS_EXPLAINED = 5
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 
@@ -218,6 +224,7 @@ def _queue_situation(
         refused=refused,
         meter=one_or_none((yield read_meter(name))),
         limits_keys=name in [one.name for one in (yield list_limited_queues())],
+        is_rated=bool((yield list_rated_queues([name]))),
     )
 
 
@@ -325,10 +332,14 @@ def explain_queue_script(name: str, configured: Sequence[str] = ()) -> Script[Ex
         queue.servers or queue.running or queue.last_server or waiting.due or waiting.delayed
     )
     if not (is_known or name in configured or waiting.is_stored):
-        sentence = f"There is no queue {name!r}: it has no worker and no task."
+        stored: list[QueueName] = yield list_known_queues()
+        names = sorted({*configured, *(one.name for one in stored)})
+        known = f"; the known ones are: {listed(names)}" if names else ""
+        sentence = f"There is no queue {name!r}: it has no worker and no task{known}."
         return Explanation(f"queue {name}", None, (finding("NOT_FOUND", sentence),))
     unknown = (yield from unknown_names_script([name], queue.workers)).get(name, ())
-    queue = replace(queue, waiting=waiting, unknown_names=unknown)
+    paused: list[KeyState] = yield find_paused_keys(name, KEYS_EXPLAINED, COUNT_MAX + 1)
+    queue = replace(queue, waiting=waiting, unknown_names=unknown, paused_keys=paused)
     reasons = obstacles_first(queue_reasons(queue))
     status = "PAUSED" if queue.paused_at is not None else "OPEN"
     return Explanation(f"queue {name}", status, reasons, tuple(queue_holds(queue)))

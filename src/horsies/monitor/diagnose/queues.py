@@ -4,6 +4,7 @@ and the reasons for missing rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from horsies.db.statements.explain import (
     OpenTransaction,
     Place,
 )
+from horsies.db.statements.keys import KeyState
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.db.statements.refusals import DAMAGED, UNREACHABLE, RefusedCalls
 from horsies.encryption import store_of
@@ -25,6 +27,7 @@ from horsies.findings import Finding, Level, Subject, between, command, finding
 from horsies.monitor.overview import (
     WorkerHealth,
     health_of,
+    live,
     misses_notifications,
     servers_by_queue,
     servers_of,
@@ -41,6 +44,8 @@ _NAMES_MAX = 5
 LONG_PAUSE_SECONDS = 3_600.0
 # The waiting time of the oldest due task from which idle children are suspicious.
 PATIENCE_SECONDS = 300.0
+# The recorded reason of a pause that a failed task caused.
+_HALTED = re.compile(r"task [0-9a-f-]{36} failed: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,10 @@ class QueueSituation:
     # Whether the queue's keys have limits or some keys are paused, so that tasks may wait although
     # children are idle.
     limits_keys: bool = False
+    # Whether a rate has held tasks of the queue back within the last minute.
+    is_rated: bool = False
+    # The paused keys that have due tasks.
+    paused_keys: Sequence[KeyState] = ()
     # The queue's live workers and the names of all served queues; precomputed when many queues are
     # judged together.
     known_servers: Sequence[WorkerSummary] | None = None
@@ -150,6 +159,40 @@ def pause_reasons(queue: QueueSituation) -> Iterator[Finding]:
         )
 
 
+def key_opening(queue: str, key: str) -> str:
+    """Return the beginning of a sentence about a paused key, which names the key and its queue."""
+    return f"Key {key!r} of queue {queue!r} was "
+
+
+def key_pause(lane: KeyState, looked_at: datetime) -> Iterator[Finding]:
+    """Yield a finding if the key is paused, by an operator or after a failed task."""
+    if lane.paused_at is None:
+        return
+    is_halted = lane.halts and _HALTED.match(lane.pause_reason or "") is not None
+    code = "KEY_HALTED" if is_halted else "KEY_PAUSED"
+    why = f": {lane.pause_reason}" if lane.pause_reason else ""
+    first = (
+        " If that task has to run, send it again before you resume the key." if is_halted else ""
+    )
+    is_long = (looked_at - lane.paused_at).total_seconds() >= LONG_PAUSE_SECONDS
+    since = (
+        ""
+        if lane.first_due_at is None
+        else f", the first for {between(lane.first_due_at, looked_at)}"
+    )
+    yield finding(
+        code,
+        f"{key_opening(lane.queue_name, lane.key)}{'halted' if is_halted else 'paused'} "
+        f"{between(lane.paused_at, looked_at)} ago{why}.{first}",
+        level=Level.RED if is_long else Level.YELLOW,
+        since=lane.paused_at,
+        subjects=[lane.key],
+        remedy=command("keys", "resume", lane.queue_name, lane.key),
+        evidence=[f"{at_least(lane.due)} of its tasks are due{since}"] if lane.due else (),
+        subject=Subject("queue", lane.queue_name),
+    )
+
+
 def unserved_reasons(queue: QueueSituation) -> Iterator[Finding]:
     if queue.servers:
         return
@@ -167,7 +210,7 @@ def unserved_reasons(queue: QueueSituation) -> Iterator[Finding]:
         "".join(parts) + ".",
         since=None if last is None else last.stopped_at,
         subjects=[queue.name],
-        remedy=f"horsies worker APP --queues {queue.name}",
+        remedy=f"horsies worker APP --queues {queue.name}" if served else "horsies worker APP",
         evidence=queue.evidence,
         subject=queue.subject,
     )
@@ -187,7 +230,7 @@ def capacity_reasons(
         since = None if oldest is None else oldest.claimed_at
         yield finding(
             "CHILDREN_BUSY",
-            _busy_sentence(queue.name, servers, kinds),
+            _busy_sentence(queue, servers, kinds),
             since=since,
             subjects=[worker.label for worker in servers],
             remedy="start another worker, or this one with more --processes",
@@ -211,12 +254,14 @@ def _rate_reasons(queue: QueueSituation) -> Iterator[Finding]:
     )
 
 
-def _busy_sentence(queue_name: str, servers: Sequence[WorkerSummary], kinds: Sequence[bool]) -> str:
+def _busy_sentence(
+    queue: QueueSituation, servers: Sequence[WorkerSummary], kinds: Sequence[bool]
+) -> str:
     own = sum(one.places(False) for one in servers if False in kinds or not one.async_places)
     shared = sum(one.async_places for one in servers) if True in kinds else 0
     if not own + shared:
         return (
-            f"The workers of queue {queue_name!r} have only async children, and those run only tasks "
+            f"The workers of queue {queue.name!r} have only async children, and those run only tasks "
             "that are `async def` functions."
         )
     parts = [f"all {own:,} child processes" if own > 1 else "the only child process"] if own else []
@@ -224,7 +269,18 @@ def _busy_sentence(queue_name: str, servers: Sequence[WorkerSummary], kinds: Seq
         parts.append(f"all {shared:,} places of async children")
     text = " and ".join(parts)
     workers = counted(len(servers), "worker")
-    return f"{text[0].upper()}{text[1:]} of {workers} for queue {queue_name!r} run other tasks."
+    opening = f"{text[0].upper()}{text[1:]} of {workers} for queue {queue.name!r}"
+    return f"{opening} run other tasks{_example(queue, servers)}."
+
+
+def _example(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> str:
+    """Name a task that keeps a child busy, because it may hang; it runs at one of these workers if there are
+    no others.
+    """
+    first = queue.places[0] if queue.places else None
+    if first is None or first.claimed_at is None or len(servers) < len(live(queue.workers)):
+        return ""
+    return f", such as {first.id} for {between(first.claimed_at, queue.looked_at)}"
 
 
 def _cap_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Iterator[Finding]:
@@ -359,6 +415,7 @@ def queue_reasons(queue: QueueSituation) -> list[Finding]:
     servers = queue.servers
     found = [
         *pause_reasons(queue),
+        *(one for key in queue.paused_keys for one in key_pause(key, queue.looked_at)),
         *unserved_reasons(queue),
         *misfit_reasons(queue),
         *capacity_reasons(queue, servers),
@@ -463,9 +520,11 @@ def unreadable_reason(
 
 
 def stuck_reasons(queue: QueueSituation) -> Iterator[Finding]:
-    """Yield a finding about a due task that waits although children are idle and no cap is reached."""
+    """Yield a finding about a due task that waits although children are idle and no cap or rate is
+    reached.
+    """
     is_held = not queue.due or queue.paused_at is not None or queue.limits_keys
-    if is_held or queue.oldest_seconds <= PATIENCE_SECONDS:
+    if is_held or queue.is_rated or queue.oldest_seconds <= PATIENCE_SECONDS:
         return
     caps = [(worker.queue_caps or {}).get(queue.name) for worker in queue.servers]
     known = [cap for cap in caps if cap is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -12,12 +11,12 @@ from horsies.db.statements.explain import Ahead, Knowledge, MapPlace, OpenTransa
 from horsies.db.statements.keys import KeyState
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.errors import UNLIMITED_RETRIES
-from horsies.findings import Finding, Level, Subject, at_and_ago, between, command, finding
+from horsies.findings import Finding, Subject, at_and_ago, between, command, finding
 from horsies.monitor.diagnose.queues import (
-    LONG_PAUSE_SECONDS,
     QueueSituation,
     at_least,
     capacity_reasons,
+    key_pause,
     order_reasons,
     pause_reasons,
     session_label,
@@ -30,8 +29,6 @@ from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
 from horsies.words import counted, first_sentence, lasting
 
-# The recorded reason of a pause that a failed task caused.
-_HALTED = re.compile(r"task [0-9a-f-]{36} failed: ")
 # The time for which the loss of a worker is reported.
 LOSS_SHOWN_SECONDS = 600.0
 # A running task is suspicious after this time without a heartbeat, counted from its start at the
@@ -379,37 +376,6 @@ def _turns_of_keys(keys: int) -> str:
         else f"{counted(keys, 'key')} {'has' if keys == 1 else 'have'}"
     )
     return f"; {many} their turns in between"
-
-
-def key_opening(queue: str, key: str) -> str:
-    """Return the beginning of a sentence about a paused key, which names the key and its queue."""
-    return f"Key {key!r} of queue {queue!r} was "
-
-
-def key_pause(lane: KeyState, looked_at: datetime) -> Iterator[Finding]:
-    """Yield a finding if the key is paused, by an operator or after a failed task."""
-    if lane.paused_at is None:
-        return
-    is_halted = lane.halts and _HALTED.match(lane.pause_reason or "") is not None
-    code = "KEY_HALTED" if is_halted else "KEY_PAUSED"
-    why = f": {lane.pause_reason}" if lane.pause_reason else ""
-    is_long = (looked_at - lane.paused_at).total_seconds() >= LONG_PAUSE_SECONDS
-    since = (
-        ""
-        if lane.first_due_at is None
-        else f", the first for {between(lane.first_due_at, looked_at)}"
-    )
-    yield finding(
-        code,
-        f"{key_opening(lane.queue_name, lane.key)}{'halted' if is_halted else 'paused'} "
-        f"{between(lane.paused_at, looked_at)} ago{why}.",
-        level=Level.RED if is_long else Level.YELLOW,
-        since=lane.paused_at,
-        subjects=[lane.key],
-        remedy=command("keys", "resume", lane.queue_name, lane.key),
-        evidence=[f"{at_least(lane.due)} of its tasks are due{since}"] if lane.due else (),
-        subject=Subject("queue", lane.queue_name),
-    )
 
 
 def _of_key(situation: TaskSituation) -> Iterator[Finding]:

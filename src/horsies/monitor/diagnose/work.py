@@ -33,6 +33,7 @@ from horsies.db.statements.explain import (
     DueCount,
     TaskSet,
     explain_schedules,
+    list_rated_queues,
     list_task_sets,
     read_clock,
 )
@@ -58,6 +59,7 @@ from horsies.monitor.diagnose.queues import (
     QueueSituation,
     capacity_reasons,
     differing_caps,
+    key_pause,
     misfit_reasons,
     pause_reasons,
     polling_reasons,
@@ -65,7 +67,7 @@ from horsies.monitor.diagnose.queues import (
     unserved_reasons,
 )
 from horsies.monitor.diagnose.runs import paused_run, schedule_reasons
-from horsies.monitor.diagnose.tasks import key_pause, running_reasons, silent_reasons
+from horsies.monitor.diagnose.tasks import running_reasons, silent_reasons
 from horsies.monitor.facts import HOUR, Facts, Limits
 from horsies.monitor.overview import (
     WAITING_MOST,
@@ -230,6 +232,7 @@ def _read_queues(facts: Facts) -> Script[list[QueueSituation]]:
     refused = yield from facts.read(list_refused(COUNT_MAX))
     (clock,) = yield from facts.read(read_clock())
     limited = {one.name for one in (yield from facts.read(list_limited_queues()))}
+    rated = {one.name for one in (yield from facts.read(list_rated_queues(sorted(due))))}
     paused = {one.name: one.paused_at for one in states}
     claimed = {one.queue_name: one.claimed + one.running for one in flights}
     serving = servers_by_queue(workers)
@@ -251,6 +254,7 @@ def _read_queues(facts: Facts) -> Script[list[QueueSituation]]:
                 refused=refused,
                 claimed=claimed.get(name, 0),
                 limits_keys=name in limited,
+                is_rated=name in rated,
                 known_servers=serving.get(name, ()),
                 known_names=served,
             )
@@ -276,7 +280,7 @@ def _of_queues(*rules: Callable[[QueueSituation], Iterable[Finding]]) -> Rule:
 
 
 def _paused_keys(facts: Facts) -> Script[Iterable[Finding]]:
-    paused = yield from facts.read(find_paused_keys(SHOWN, COUNT_MAX + 1))
+    paused = yield from facts.read(find_paused_keys(None, SHOWN, COUNT_MAX + 1))
     (clock,) = yield from facts.read(read_clock())
     return [one for key in paused for one in key_pause(key, clock.now)]
 
@@ -348,15 +352,15 @@ def _crashes(facts: Facts) -> Script[Iterable[Finding]]:
 
 def judge_crashes(crashes: Iterable[Crashes], limits: Limits) -> Iterator[Finding]:
     for row in crashes:
-        if row.crashes >= limits.crashes_of_name or row.most_of_one_task >= limits.crashes_of_task:
-            yield red(
-                f"Task {row.task_name} ended its process {row.crashes} times within an hour.",
-                advice,
         stop = command("cancel", "--name", row.task_name)
         advice = (
             f"see the signals with `horsies failures`; stop the task with `{stop}`; then set a memory limit "
             "or a timeout, or leave WORKER_CRASHED out of auto_retry_for"
         )
+        if row.crashes >= limits.crashes_of_name or row.most_of_one_task >= limits.crashes_of_task:
+            yield red(
+                f"Task {row.task_name} ended its process {row.crashes} times within an hour.",
+                advice,
                 [f"{row.most_of_one_task} attempts of one task"],
             )
 
@@ -593,7 +597,7 @@ WORK_CHECKS = (
     ),
     Check(
         "stuck-queues",
-        "due tasks that wait although children are idle and no cap is reached",
+        "due tasks that wait although children are idle and no cap or rate is reached",
         "a task has waited for 5 minutes",
         "",
         _of_queues(stuck_reasons),
