@@ -34,9 +34,14 @@ HANGING = "01a1dd00-0000-7000-8000-000000000002"
 WAIT_MS = 120_000
 
 
-def serve(connection: Database, tasks: dict[str, str] | None = None, cap: int | None = None) -> str:
+def serve(
+    connection: Database,
+    tasks: dict[str, str] | None = None,
+    cap: int | None = None,
+    processes: int = 4,
+) -> str:
     known = Jsonb({"tasks": {"pay": "f"} if tasks is None else tasks, "workflows": {}})
-    worker = add_worker(connection, queues=["mail"], known_tasks=known)
+    worker = add_worker(connection, queues=["mail"], known_tasks=known, processes=processes)
     caps = {} if cap is None else {"mail": cap}
     add_snapshot(connection, worker, queue_max_concurrency=Jsonb(caps))
     return worker
@@ -87,8 +92,7 @@ def fail_in_a_halting_key(connection: Database) -> None:
 
 
 def occupy_every_child(connection: Database) -> None:
-    worker = serve(connection)
-    add_snapshot(connection, worker, processes=1, tasks_running=1)
+    worker = serve(connection, processes=1)
     flying = {"claimed_by_worker_id": worker, "claimed_at": ago(99), "started_at": ago(99)}
     add_task(
         connection, queue_name="mail", task_name="hang", status="RUNNING", id=HANGING, **flying

@@ -87,7 +87,7 @@ def _print_statements(reports: Iterable[CheckReport]) -> None:
 
 def _print_reports(reports: Sequence[CheckReport]) -> None:
     found = [(report.id, one) for report in reports for one in report.findings]
-    found = _with_unread_together(sorted(found, key=lambda pair: seriousness(pair[1].level)))
+    found = _grouped(sorted(found, key=lambda pair: seriousness(pair[1].level)))
     counts = {level: sum(one.level is level for one in reports) for level in Level}
     green = counts.pop(Level.GREEN)
     rest = "".join(f", {count} {level.value}" for level, count in counts.items() if count)
@@ -95,7 +95,7 @@ def _print_reports(reports: Sequence[CheckReport]) -> None:
     output.print_parts(*parts, f"{green} of {len(reports)} checks green{rest}.")
 
 
-def _with_unread_together(found: Iterable[tuple[str, Finding]]) -> list[tuple[str, Finding]]:
+def _grouped(found: Iterable[tuple[str, Finding]]) -> list[tuple[str, Finding]]:
     """Replace the findings of checks that could not read their facts for the same reason by one finding."""
     shown: dict[object, tuple[list[str], Finding]] = {}
     for check, one in found:
