@@ -20,6 +20,7 @@ from horsies.db import pipeline as pipeline_module
 from horsies.db.database import Database
 from horsies.db.errors import ErrorKind, kind_of
 from horsies.db.pipeline import Pipeline
+from horsies.db.statement import Nothing, Statement
 from horsies.result import Err, Ok
 from horsies.scheduler.registry import Registry, store_configured
 from horsies.scheduler.tick import tick
@@ -236,6 +237,33 @@ def test_a_turn_that_gets_no_answer_is_given_up(
     monkeypatch.setattr(pipeline_module, "CANCEL_SECONDS", STALL_SECONDS)
     turn = make_turn(timeout_seconds=STALL_SECONDS)
     assert sweep(scene, turn, Action.STALL, SHUTDOWN) > 12
+
+
+class Failing(Turn):
+    """A worker's group of statements fails, and the session is restored for the next group."""
+
+    def meet(self, fault: Fault | None) -> None:
+        divide = Statement("divide", "SELECT 1 / 0", lambda: None, Nothing)
+        patience, self.pipeline.timeout_seconds = (
+            self.pipeline.timeout_seconds,
+            self.timeout_seconds,
+        )
+        with pytest.raises((psycopg.errors.DivisionByZero, psycopg.OperationalError)):
+            self.pipeline.run([divide()])
+        self.pipeline.timeout_seconds = patience
+        self.go_on()
+        self.check(self.turn([Outcome.completed(self.held, '{"ok":1}')]))
+
+
+def test_a_failed_group_whose_session_gets_no_answer_is_given_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_module, "CANCEL_SECONDS", STALL_SECONDS)
+    failing = Failing(scene, is_warm=True, timeout_seconds=STALL_SECONDS)
+    try:
+        assert sweep(scene, failing, Action.STALL, SHUTDOWN) > 4
+    finally:
+        failing.pipeline.connection.close()
 
 
 @pytest.mark.parametrize("packet_bytes", [0, 1, 3])

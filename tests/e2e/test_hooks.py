@@ -26,7 +26,7 @@ def test_hooks_run_once_and_in_order_in_every_child_and_its_replacements(
 ) -> None:
     fleet.start("--start-method", method, "--max-tasks-per-child", "2", application=APPLICATION)
     ids = [insert_raw(connection, "hooks_that_ran", "[]") for _ in range(12)]
-    answers = [programs.app.get_result(task_id, 10_000).ok_value for task_id in ids]
+    answers = [programs.app.get_result(task_id, 60_000).ok_value for task_id in ids]
     assert all(ran == ["open_first", "open_second", "open_async"] for _, *ran in answers)
     assert len({pid for pid, *_ in answers}) >= 6
 
@@ -36,7 +36,7 @@ def test_stop_hooks_run_in_reverse_order_in_every_child_that_ends_in_order(
 ) -> None:
     worker = fleet.start(application=APPLICATION)
     task_id = insert_raw(connection, "is_on_the_loop_of_the_hook", "[]")
-    assert programs.app.get_result(task_id, 10_000).ok_value is True
+    assert programs.app.get_result(task_id, 60_000).ok_value is True
     assert worker.stop() == 0
     lines = fleet.journal.path.read_text().splitlines()
     by_child: dict[str, list[str]] = {}

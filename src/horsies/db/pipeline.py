@@ -20,7 +20,7 @@ from psycopg import Connection, Error
 from psycopg.adapt import Transformer
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import DataError, OperationalError, QueryCanceled, error_from_result
-from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PipelineStatus
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from horsies.db.database import (
@@ -335,25 +335,38 @@ class Pipeline:
         return statement.read(rows, self._installation.payloads)
 
     def _raise_first_failure(self, results: Sequence[PGresult]) -> None:
-        for result in results:
-            if result.status in _FAILED:
-                # The group was rolled back, and its PREPAREs may have been undone as well. The query for them
-                # must not be prepared itself, as psycopg would do at its fifth use.
-                if self._prepared is not None:
-                    try:
-                        self.connection.execute("DEALLOCATE ALL", prepare=False)
-                    except Error as error:  # prepared statements unknown: open a new session
-                        raise OperationalError(f"the session is in doubt: {error}") from error
-                    self._prepared = set()
-                # roll back the transaction that BEGIN opened, if any
-                self.connection.rollback()
-                failure = error_from_result(result)
-                if is_notification_queue_full(failure):
-                    with suppress(Error):  # if this fails, the next group fails with the same error
-                        free_notification_queue(self.connection)
-                if self._has_cancelled and isinstance(failure, QueryCanceled):
-                    raise QueryCanceled(self._silence())
-                raise failure
+        failed = next((result for result in results if result.status in _FAILED), None)
+        if failed is None:
+            return
+        self._restore_session()
+        failure = error_from_result(failed)
+        if is_notification_queue_full(failure):
+            with suppress(Error):  # if this fails, the next group fails with the same error
+                free_notification_queue(self.connection)
+        if self._has_cancelled and isinstance(failure, QueryCanceled):
+            raise QueryCanceled(self._silence())
+        raise failure
+
+    def _restore_session(self) -> None:
+        """Prepare the session for the next group after a group has failed. If the server does not answer
+        within the time limit of the group, raise an error; the caller then replaces the session.
+
+        The group was rolled back, and its PREPAREs may have been undone as well.
+        """
+        pgconn = self.connection.pgconn
+        if self._prepared is not None:
+            self._restore(pgconn, b"DEALLOCATE ALL")
+            self._prepared = set()
+        if pgconn.transaction_status != TransactionStatus.IDLE:  # BEGIN has opened a transaction
+            self._restore(pgconn, b"ROLLBACK")
+
+    def _restore(self, pgconn: PGconn, command: bytes) -> None:
+        count = _send_plain(pgconn, command)
+        self._flush(pgconn)
+        result = self._take_result(pgconn, count)
+        if result.status in _FAILED:
+            error = error_from_result(result)
+            raise OperationalError(f"the session is in doubt: {error}") from error
 
     def _silence(self) -> str:
         return f"no answer for {self._patience_seconds:g} s"
