@@ -34,7 +34,7 @@ SESSIONS = int(os.environ.get("HORSIES_BENCH_SESSIONS", "4"))
 SECONDS = float(os.environ.get("HORSIES_BENCH_SECONDS", "480"))
 # The number of series of calls timed in one process.
 SERIES, CALLS = 300, 200
-# Processor time includes the parent, the children and the server's processes for the worker.
+# Processor time covers the parent, the children, and the server processes that serve the worker.
 METRICS = ("rate", "total_us", "parent_us", "children_us", "server_us")
 
 # The figures of each side, by session and round.

@@ -183,8 +183,8 @@ def changed_defaults(url: str) -> Iterator[None]:
 
 
 def framed_config(url: str, *, is_pooled: bool) -> PostgresConfig:
-    """Return a configuration; with ``is_pooled`` it frames transactions as for a pooler, without a
-    pooler.
+    """Return a configuration. With ``is_pooled``, transactions are sent as they would be behind a pooler,
+    although there is none.
     """
     if not is_pooled:
         return PostgresConfig(database_url=url)

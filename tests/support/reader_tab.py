@@ -133,7 +133,7 @@ class Reading:
         return "\n".join(lines) or "nothing"
 
     def follow(self, words: str) -> str:
-        """Open a link of the last list, as a click does, and return the screen."""
+        """Open a link from the last list, as if it were clicked, and return the screen."""
         if not (words.isdigit() and 1 <= int(words) <= len(self.listed)):
             raise ValueError(
                 f"follow takes a number of the last list, which has {len(self.listed)}"

@@ -222,8 +222,8 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     debug: DebugOption = False,
 ) -> None:
     """Run a worker: claim tasks, run each in a child process, store its result. SIGTERM or Ctrl-C lets
-    running tasks finish; a second signal interrupts them, a third exits immediately. Each of several
-    applications has its own worker. Exit codes: 0 clean shutdown, 1 error, 3 running tasks interrupted.
+    running tasks finish; a second signal interrupts them, a third exits immediately. If you name several
+    applications, each has its own worker. Exit codes: 0 clean shutdown, 1 error, 3 tasks interrupted.
 
     Example:
         horsies worker shop.background:app --queues mail,reports --processes 4

@@ -115,9 +115,10 @@ def find_change(
     is_untyped: Callable[[tuple[Step, ...]], bool],
     steps: tuple[Step, ...] = (),
 ) -> Finding | None:
-    """Find the first member that would differ after it is read back from the stored text. Values are compared
-    for equality if possible. Otherwise their members are compared: for types that compare by identity, for a
-    tuple that was passed as a Sequence and is read back as a list, and for a clock time that occurs twice.
+    """Find the first member that would differ after it is read back from the stored text. Equal values
+    need no closer look. Some values are unequal although nothing was lost, so their members are compared:
+    objects that compare by identity, a tuple that was passed as a Sequence and is read back as a list, and a
+    clock time that occurs twice.
     """
     if sent is back or equal(sent, back):
         return None

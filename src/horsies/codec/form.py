@@ -101,7 +101,7 @@ class JsonForm:
         self._dump: Callable[[Any], bytes] = functools.partial(
             adapter.serializer.to_json, by_alias=False, round_trip=True, warnings=False
         )
-        # By the definition of `==`, a time in a named zone equals the same time without the zone.
+        # `==` cannot detect a lost zone: a time in a named zone equals the same time without a zone.
         self._holds_times = may_hold(adapter.core_schema, ("time",))
         # The elements of sets are written in arbitrary order.
         if may_hold(adapter.core_schema, ("set", "frozenset")):

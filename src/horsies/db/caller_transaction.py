@@ -201,7 +201,7 @@ def _refuse_if(is_wrong: bool, problem: str) -> None:
 
 
 def _commits_alone(connection: Any) -> bool:
-    """Return whether the driver's connection is outside a transaction, so that it commits every statement."""
+    """Return whether the driver's connection has no open transaction and commits every statement alone."""
     is_autocommit = getattr(connection, "autocommit", False) is True
     if not isinstance(connection, Connection | AsyncConnection):
         return is_autocommit

@@ -1,10 +1,10 @@
 """Bulk orders: apply one verb to all tasks or runs that match filters, after a dry run. The dry run
 fixes an order's bounds: the newest and the oldest matching row, and the time. Rows that end or are sent
-later are not affected. The dashboard stores a dry run as a draft of the order, a row in
-``horsies_actions``, and a form starts it by its id. An order is executed in batches. Each batch is one
-transaction that also stores the order's position. After a repeated request, a lost response or a crash,
-no row is changed twice, and any process can continue the order by its id. The ids of tasks that are sent
-again are derived from the order and the old id.
+later are not affected. The dashboard stores a dry run as a draft order (a row in
+``horsies_actions``); submitting a form starts the draft by its id. An order is executed in batches. Each
+batch is one transaction that also stores the order's position. After a repeated request, a lost response
+or a crash, no row is changed twice, and any process can continue the order by its id. The ids of tasks
+that are sent again are derived from the order and the old id.
 """
 
 from __future__ import annotations

@@ -191,7 +191,8 @@ def _warn_about_code(task_name: str, code: str) -> None:
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine to completion; in the main thread, on the event loop that is kept between tasks."""
-    # An event loop serves only one thread, and only the main thread runs enough tasks to keep a loop.
+    # An event loop serves only one thread, and only the main thread runs enough tasks to make keeping a
+    # loop worthwhile.
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(coroutine)
     return _kept_loop().run(coroutine)

@@ -111,10 +111,10 @@ def run_pending(app: Horsies, *, reraise: bool = False, limit: int = 1_000) -> P
     """Run all due tasks of the application's database in this process, until no due task is left.
 
     Workflows advance, schedules fire, and retries and delayed tasks run once ``clock_of(app).advance``
-    has made them due. With ``reraise``, the exception of a finally failed task is raised here, with its
-    traceback. More than ``limit`` attempts raise RuntimeError, because tasks that send each other would
-    never finish. A task that waits for another task's result waits forever, because only one task runs
-    at a time.
+    has made them due. With ``reraise``, if a task fails and is not retried, its exception is raised here,
+    with its traceback. More than ``limit`` attempts raise RuntimeError, because tasks that keep sending
+    one another would never finish. A task that waits for another task's result waits forever, because
+    only one task runs at a time.
 
     Example:
         confirm.enqueue(7)

@@ -62,7 +62,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The worker's process id; it is the parent of its children."""
+        """The process id of the worker itself, which is the parent of its child processes."""
         return self.process.pid
 
     def log(self) -> str:

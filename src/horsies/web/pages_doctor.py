@@ -33,7 +33,7 @@ LIVE_SECONDS = 10.0
 FINDINGS_MAX = 50
 EVIDENCE_MAX = 10
 _PLACES = {check.id: place for place, check in enumerate(CHECKS)}
-# The class and the sign of each level.
+# The CSS class and the symbol of each level.
 SIGNS = {
     Level.RED: ("status-failed", "✗"),
     Level.YELLOW: ("status-paused", "!"),

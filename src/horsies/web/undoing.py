@@ -1,4 +1,6 @@
-"""Describes how to undo a change, for the end of its notice and for the pages of a bulk order."""
+"""Describes how to undo a change. The text ends the notice about the change, and is shown on the pages of
+a bulk order.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class WorkerConfig:
     dsn: str | None = field(default=None, repr=False)
     """The address of the database: ``database_url``."""
     session_dsn: str | None = field(default=None, repr=False)
-    """The address for LISTEN and migrations: ``session_database_url``; None for ``dsn``."""
+    """The address for LISTEN and migrations: ``session_database_url``. If None, ``dsn`` is used."""
     pgbouncer_transaction_mode: bool = False
     """Whether prepared statements are off, for PgBouncer in transaction mode."""
     parent_pool_size: int | None = None

@@ -18,7 +18,7 @@ def forked(a: int) -> TaskResult[int, TaskError]:
 
 
 def finished(number: int) -> TaskHandle[int]:
-    """Send a task and set its outcome from outside."""
+    """Send a task and write its outcome directly to the database, without a worker."""
     handle = forked.send(number).unwrap()
     with psycopg.connect(sys.argv[1], autocommit=True) as connection:
         connection.execute(

@@ -102,7 +102,7 @@ def queued_app(*queues: CustomQueueConfig) -> Horsies:
 
 
 def errors_of(build: Callable[[], object]) -> list[HorsiesError]:
-    """Return the mistakes that the build raises; there must be at least one."""
+    """Return the errors that ``build`` raises; there must be at least one."""
     with pytest.raises(HorsiesError) as caught:
         build()
     error = caught.value
@@ -110,5 +110,5 @@ def errors_of(build: Callable[[], object]) -> list[HorsiesError]:
 
 
 def codes_of(build: Callable[[], object]) -> list[ErrorCode]:
-    """Return the codes of the mistakes that the build raises."""
+    """Return the codes of the errors that ``build`` raises."""
     return [error.code for error in errors_of(build)]

@@ -125,9 +125,10 @@ SELECT given.queue, given.key FROM given
 WHERE NOT EXISTS (SELECT FROM free WHERE free.queue = given.queue AND free.key = given.key)
 
 -- name: find_key_queues
--- The queues with limits or a pause for this key, with recorded changes to the key, or with a meter that can be
--- deleted; no queue if the key is shared by all calls of a task. Queue names contain no spaces, so a recorded subject
--- whose queue name would contain a space is about another key. Reads every recorded change and every meter.
+-- Return the queues that have limits or a pause for this key, recorded changes to the key, or a meter that can be
+-- deleted. Return none if all calls of a task share the key. A recorded subject has the form 'key K of queue Q'. Queue
+-- names contain no spaces, so if the text after this key contains one, the subject belongs to a longer key. The
+-- statement reads every recorded change and every meter.
 SELECT found.queue, %(key)s::text AS key FROM (
     SELECT stored.queue_name::text AS queue FROM horsies_lanes AS stored
     WHERE stored.lane_key = %(key)s::text AND stored.task_rate_seconds IS NULL

@@ -52,9 +52,9 @@ LEFT JOIN LATERAL (
 WHERE task.id = %(id)s::uuid
 
 -- name: list_knowledge
--- Return for every open worker whether it has registered this task or sub-workflow, with which parameters, and why
--- these parameters do not fit this call; or which encryption key the worker lacks to read the payload. A worker that
--- has registered no names may know any task.
+-- For every open worker, return whether it has registered this task or sub-workflow, and with which parameters. If the
+-- worker cannot run this call, return the reason too: the parameters do not fit, or the worker lacks an encryption key
+-- for the payload. A worker that has registered no names may know any task.
 SELECT worker.worker_id, worker.known_tasks IS NULL OR known.fingerprint IS NOT NULL AS knows_task,
     known.fingerprint, refusal.message AS refusal, refusal.since AS refused_since,
     CASE WHEN starts_with(refusal.fingerprint, 'key:') THEN substr(refusal.fingerprint, 5) END AS missing_key

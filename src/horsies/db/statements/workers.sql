@@ -324,7 +324,8 @@ DELETE FROM horsies_workers WHERE worker_id = ANY(ARRAY(
 RETURNING worker_id::text AS id
 
 -- name: delete_old_meters
--- Delete the meters of keys whose starts were paid for at least this long ago: such a meter has no effect any more.
+-- Delete the meters of keys whose rate has allowed the next start for at least this many hours; such a meter no longer
+-- limits any start.
 DELETE FROM horsies_meters WHERE ctid = ANY(ARRAY(
     SELECT old.ctid FROM horsies_meters AS old
     WHERE old.lane <> 0 AND old.next_at < now() - %(hours)s * interval '1 hour'

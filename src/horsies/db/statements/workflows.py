@@ -232,7 +232,7 @@ class MapItem(NamedTuple):
 
 
 class ListRuns(NamedTuple):
-    """The filters of a list of runs; an empty list matches anything."""
+    """The filters for listing runs; an empty filter matches every run."""
 
     before_at: datetime
     before_id: str

@@ -218,7 +218,7 @@ def _stored(payloads: Payloads, assignment: Assignment, result_json: str) -> str
 
 
 def _until_stored(assignment: Assignment, store: Callable[[], T]) -> T:
-    """Call ``store``, and repeat the call while the result's store does not respond. The worker can still
+    """Call ``store``, and repeat the call while the payload store does not respond. The worker can still
     stop the task.
     """
     outage: _Outage | None = None
