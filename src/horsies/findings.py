@@ -449,6 +449,13 @@ GROUPS: dict[str, dict[str, Entry]] = {
             level=Level.YELLOW,
             urgency=Urgency.SUSPICIOUS,
         ),
+        "QUEUE_STALLED": _remark(
+            "A task has been due for five minutes, and all children of the queue's workers have run the same "
+            "tasks for as long. These tasks may hang.",
+            "`horsies cancel ID` for a task that hangs; give it a time limit. Otherwise start more workers.",
+            level=Level.YELLOW,
+            urgency=Urgency.SUSPICIOUS,
+        ),
         "QUEUE_EMPTY": _remark("No task is waiting in the queue.", "No action is needed."),
         "ALL_DELAYED": _remark(
             "Tasks are waiting in the queue, but none of them is due yet.", "Wait."

@@ -12,7 +12,7 @@ import pytest
 from horsies import Horsies
 from horsies.db.statements.blocked import BlockedRow
 from horsies.db.statements.doctor import OverlongTask, PausedRun
-from horsies.db.statements.explain import DueCount, ScheduleFacts
+from horsies.db.statements.explain import DueCount, NewestStart, ScheduleFacts
 from horsies.db.statements.measures import FailingTask
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.findings import Finding, Level, Urgency
@@ -27,6 +27,7 @@ from horsies.monitor.diagnose.queues import (
     capacity_reasons,
     differing_caps,
     pause_reasons,
+    stalled_reasons,
     stuck_reasons,
     unserved_reasons,
 )
@@ -74,6 +75,11 @@ def running(**columns: Any) -> OverlongTask:
     return task._replace(**columns)
 
 
+def started(newest: float, oldest: float) -> NewestStart:
+    return NewestStart(HUNG.worker_id, before(newest), before(oldest), ID)
+
+
+HUNG = worker(tasks_running=4)
 PAUSED: dict[str, Any] = {"paused_at": before(41 * 60), "oldest": 2280.0}
 BLOCKED = BlockedRow(ID, "task", None, "record", "value too long", "w", NOW, 60.0, 3)
 
@@ -109,6 +115,12 @@ LINES = [
             queue(oldest=301.0, workers=[worker(processes=10, async_places=8, tasks_running=1)])
         ),
         "The oldest task of queue 'mail' has been due for 5 min, and 9 children of its workers idle.",
+        ("/queues/mail/explain", None),
+    ),
+    (
+        stalled_reasons(queue(oldest=301.0, workers=[HUNG]), {HUNG.worker_id: started(301, 500)}),
+        "The oldest task of queue 'mail' has been due for 5 min, and all children of its workers have run "
+        f"the same tasks for 5 min or longer; the oldest is {ID}, for 8 min.",
         ("/queues/mail/explain", None),
     ),
     (
@@ -200,6 +212,9 @@ IDLE: dict[str, Any] = {"oldest": 400.0}
             queue(**IDLE, workers=[worker(processes=10, async_places=8, tasks_running=2)])
         ),
         stuck_reasons(queue(**IDLE, due=0, workers=[worker()])),
+        stalled_reasons(queue(**IDLE, workers=[HUNG]), {HUNG.worker_id: started(299, 500)}),
+        stalled_reasons(queue(**IDLE, workers=[HUNG]), {}),
+        stalled_reasons(queue(**IDLE, workers=[worker()]), {HUNG.worker_id: started(400, 500)}),
         worker_reasons(worker()),
         judge_failing([FailingTask("rare", 9, 0.0), FailingTask("usual", 50, 11.0)]),
         [Finding("VACUUM", "More dead rows than live ones.", Level.YELLOW)],

@@ -55,6 +55,8 @@ from tests.support.rows import (
 )
 
 RED, YELLOW, UNKNOWN = Level.RED, Level.YELLOW, Level.UNKNOWN
+FRESH = "01a1dd00-0000-7000-8000-000000000001"
+HANGING = "01a1dd00-0000-7000-8000-000000000002"
 TABLES = "horsies_tasks, horsies_workers, horsies_worker_states, horsies_queues, horsies_workflows"
 
 
@@ -266,6 +268,16 @@ class Trouble:
     limits: Limits | None = None
 
 
+def occupy(connection: Database) -> None:
+    """Have the only child of each of two workers run a task for 12 minutes or longer, while a task is due."""
+    for hostname, age, task_id in (("a", 720, FRESH), ("b", 780, HANGING)):
+        worker = add_worker(connection, queues=["mail"], hostname=hostname, processes=1)
+        add_snapshot(connection, worker, tasks_running=1)
+        flying = {"claimed_by_worker_id": worker, "claimed_at": ago(age), "started_at": ago(age)}
+        add_task(connection, id=task_id, queue_name="mail", status="RUNNING", **flying)
+    add_task(connection, queue_name="mail", enqueued_at=ago(400), sent_at=ago(400))
+
+
 def two_workers(connection: Database, **other: Any) -> None:
     for caps in ({"mail": 3}, other["caps"]):
         worker = add_worker(connection, queues=["mail"], hostname=f"host-{caps['mail']}")
@@ -471,6 +483,14 @@ TROUBLES = {
         empty,
         YELLOW,
         "has been due for 6 min",
+    ),
+    "children that hang": Trouble(
+        "stuck-queues",
+        occupy,
+        lambda c: c.execute("UPDATE horsies_tasks SET started_at = now() WHERE id = %s", (FRESH,)),
+        YELLOW,
+        "all children of its workers have run the same tasks for 12 min or longer; the oldest is "
+        f"{HANGING}, for 13 min.",
     ),
     "failing task": Trouble(
         "failing-tasks", fail_often, empty, YELLOW, "Task pay has 12 failures in 10 minutes"

@@ -18,6 +18,7 @@ from horsies.db.statements.explain import (
     LastServer,
     MapPlace,
     Meter,
+    NewestStart,
     NodeFacts,
     OpenTransaction,
     Place,
@@ -34,6 +35,7 @@ from horsies.monitor.diagnose.queues import (
     QueueSituation,
     missing_reason,
     queue_reasons,
+    stalled_reasons,
 )
 from horsies.monitor.diagnose.runs import node_reasons, run_reasons, schedule_reasons
 from horsies.monitor.diagnose.schema import silent_triggers
@@ -766,6 +768,16 @@ def test_workers_and_failing_tasks_have_findings() -> None:
     assert "its tasks run again or have failed" in found.sentence
     assert "horsies tasks --error-code WORKER_CRASHED" in str(found.remedy)
     assert list(judge_losses([])) == []
+
+
+def test_children_that_run_old_tasks_while_others_are_due_stall_their_queue() -> None:
+    full = queue([worker(tasks_running=2)], waiting=due(due=2, first_at=ago(301)))
+    starts = {"w1": NewestStart("w1", ago(301), ago(999), ID)}
+    assert codes(list(stalled_reasons(full, starts))) == ["QUEUE_STALLED"]
+    (found,) = stalled_reasons(full, starts)
+    assert found.remedy == f"horsies explain {ID}"
+    capped = replace(full, workers=[worker(tasks_running=2, queue_caps={"mail": 2})], claimed=2)
+    assert list(stalled_reasons(capped, starts)) == []
 
 
 def test_obstacles_come_before_remarks() -> None:

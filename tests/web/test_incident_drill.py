@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg
 import pytest
@@ -47,8 +48,8 @@ def serve(
     return worker
 
 
-def send(connection: Database) -> None:
-    add_task(connection, id=TASK, queue_name="mail", task_name="pay", enqueued_at=ago(9))
+def send(connection: Database, age: float = 9) -> None:
+    add_task(connection, id=TASK, queue_name="mail", task_name="pay", enqueued_at=ago(age))
 
 
 def pause(connection: Database) -> None:
@@ -91,13 +92,13 @@ def fail_in_a_halting_key(connection: Database) -> None:
     fail(connection, first)
 
 
-def occupy_every_child(connection: Database) -> None:
+def occupy_every_child(connection: Database, age: float = 99) -> None:
     worker = serve(connection, processes=1)
-    flying = {"claimed_by_worker_id": worker, "claimed_at": ago(99), "started_at": ago(99)}
+    flying = {"claimed_by_worker_id": worker, "claimed_at": ago(age), "started_at": ago(age)}
     add_task(
         connection, queue_name="mail", task_name="hang", status="RUNNING", id=HANGING, **flying
     )
-    send(connection)
+    send(connection, age)
 
 
 def measure(**counts: int) -> Callable[[Database], None]:
@@ -173,6 +174,12 @@ BREAKS = {
     ),
     "all children hang": Break(
         occupy_every_child, None, ("explain", TASK), f"run other tasks, such as {HANGING} for"
+    ),
+    "all children hang for long": Break(
+        partial(occupy_every_child, age=600),
+        "QUEUE_STALLED",
+        ("doctor",),
+        f"the oldest is {HANGING}, for 10 min",
     ),
     "queue name misspelt": Break(
         wait_in_a_free_queue, None, ("explain", "queue", "mial"), "the known ones are: mail"

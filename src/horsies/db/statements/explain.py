@@ -147,6 +147,15 @@ class Place(NamedTuple):
     in_cluster: int
 
 
+class NewestStart(NamedTuple):
+    """When a worker last started one of its running tasks, and its oldest running task."""
+
+    worker_id: str
+    newest_at: datetime
+    oldest_at: datetime
+    oldest_id: str
+
+
 class Ahead(NamedTuple):
     """How many due tasks with the same key (or, for a task without a key, without one) start before a task,
     up to the limit; and how many keys of the queue have due tasks, up to 100.
@@ -286,6 +295,8 @@ def list_places(name: str) -> Place: ...
 def read_meter(name: str) -> Meter: ...
 @EXPLAIN.statement
 def list_rated_queues(names: Sequence[str]) -> QueueName: ...
+@EXPLAIN.statement
+def list_newest_starts(worker_ids: Sequence[str]) -> NewestStart: ...
 @EXPLAIN.statement
 def count_ahead(name: str, priority: int, enqueued_at: datetime, id: str, limit: int) -> Ahead: ...
 @EXPLAIN.statement

@@ -109,6 +109,16 @@ SELECT meter.queue_name::text AS name FROM horsies_meters AS meter
 WHERE meter.queue_name = ANY(%(names)s::text[]) AND meter.lane = 0
   AND horsies_starts_at(meter) > now() - interval '1 minute'
 
+-- name: list_newest_starts
+-- For each of these workers that runs tasks, when the task that it started last started, and its oldest running task;
+-- from the in-flight index.
+SELECT task.claimed_by_worker_id::text AS worker_id, max(task.started_at) AS newest_at,
+    min(task.started_at) AS oldest_at, (array_agg(task.id::text ORDER BY task.started_at, task.id))[1] AS oldest_id
+FROM horsies_tasks AS task
+WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = 'RUNNING' AND task.started_at IS NOT NULL
+  AND task.claimed_by_worker_id = ANY(%(worker_ids)s::text[])
+GROUP BY task.claimed_by_worker_id
+
 -- name: count_ahead
 -- The number of due tasks without a key that a claim takes before this task, up to "limit", and the number of keys that
 -- take turns with them. Reads the front of the claim index for each priority, so that delayed tasks are never scanned.

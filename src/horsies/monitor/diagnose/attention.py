@@ -104,7 +104,7 @@ def page_of(one: Finding) -> str | None:
     page = _PAGES.get(one.subject.kind)
     if page is None:
         return None
-    suffix = "/explain" if one.code == "QUEUE_STUCK" else ""
+    suffix = "/explain" if one.code in ("QUEUE_STUCK", "QUEUE_STALLED") else ""
     return page + quote(one.subject.key, safe="") + suffix
 
 

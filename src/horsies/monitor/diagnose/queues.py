@@ -16,6 +16,7 @@ from horsies.db.statements.explain import (
     Knowledge,
     LastServer,
     Meter,
+    NewestStart,
     OpenTransaction,
     Place,
 )
@@ -523,14 +524,10 @@ def stuck_reasons(queue: QueueSituation) -> Iterator[Finding]:
     """Yield a finding about a due task that waits although children are idle and no cap or rate is
     reached.
     """
-    is_held = not queue.due or queue.paused_at is not None or queue.limits_keys
-    if is_held or queue.is_rated or queue.oldest_seconds <= PATIENCE_SECONDS:
+    if not waits_long(queue):
         return
-    caps = [(worker.queue_caps or {}).get(queue.name) for worker in queue.servers]
-    known = [cap for cap in caps if cap is not None]
-    is_full = bool(known) and queue.running >= max(known)
     idle = sum(_idle(worker) for worker in queue.servers)
-    if idle and not is_full:
+    if idle and not _is_at_cap(queue):
         children = "1 child" if idle == 1 else f"{idle:,} children"
         yield finding(
             "QUEUE_STUCK",
@@ -541,6 +538,47 @@ def stuck_reasons(queue: QueueSituation) -> Iterator[Finding]:
             remedy=command("explain", "queue", queue.name),
             subject=queue.subject,
         )
+
+
+def stalled_reasons(queue: QueueSituation, starts: Mapping[str, NewestStart]) -> Iterator[Finding]:
+    """Yield a finding if tasks are due and no child of the queue's workers has started a task for a while,
+    because all of them still run older tasks, which may hang. ``starts`` has the workers by id.
+    """
+    own = [starts[one.worker_id] for one in queue.servers if one.worker_id in starts]
+    if not own or not is_occupied(queue):
+        return
+    newest, oldest = max(one.newest_at for one in own), min(own, key=lambda one: one.oldest_at)
+    if (queue.looked_at - newest).total_seconds() <= PATIENCE_SECONDS:
+        return
+    yield finding(
+        "QUEUE_STALLED",
+        f"The oldest task of queue {queue.name!r} has been due for {lasting(queue.oldest_seconds)}, and all "
+        f"children of its workers have run the same tasks for {between(newest, queue.looked_at)} or longer; "
+        f"the oldest is {oldest.oldest_id}, for {between(oldest.oldest_at, queue.looked_at)}.",
+        since=newest,
+        subjects=[queue.name, f"task {oldest.oldest_id}"],
+        remedy=command("explain", oldest.oldest_id),
+        subject=queue.subject,
+    )
+
+
+def waits_long(queue: QueueSituation) -> bool:
+    """Return whether a task has been due for a while, and no pause, limit of keys or rate explains it."""
+    is_held = not queue.due or queue.paused_at is not None or queue.limits_keys or queue.is_rated
+    return not is_held and queue.oldest_seconds > PATIENCE_SECONDS
+
+
+def is_occupied(queue: QueueSituation) -> bool:
+    """Return whether a task has been due for a while, and no child of the queue's workers is free."""
+    if not waits_long(queue) or _is_at_cap(queue):
+        return False
+    return not any(one.free_places(kind) for one in queue.servers for kind in (False, True))
+
+
+def _is_at_cap(queue: QueueSituation) -> bool:
+    caps = [(worker.queue_caps or {}).get(queue.name) for worker in queue.servers]
+    known = [cap for cap in caps if cap is not None]
+    return bool(known) and queue.running >= max(known)
 
 
 def _idle(worker: WorkerSummary) -> int:

@@ -33,6 +33,7 @@ from horsies.db.statements.explain import (
     DueCount,
     TaskSet,
     explain_schedules,
+    list_newest_starts,
     list_rated_queues,
     list_task_sets,
     read_clock,
@@ -59,10 +60,12 @@ from horsies.monitor.diagnose.queues import (
     QueueSituation,
     capacity_reasons,
     differing_caps,
+    is_occupied,
     key_pause,
     misfit_reasons,
     pause_reasons,
     polling_reasons,
+    stalled_reasons,
     stuck_reasons,
     unserved_reasons,
 )
@@ -277,6 +280,16 @@ def _of_queues(*rules: Callable[[QueueSituation], Iterable[Finding]]) -> Rule:
         return [one for queue in queues for rule in rules for one in rule(queue)]
 
     return find
+
+
+def _stuck_queues(facts: Facts) -> Script[Iterable[Finding]]:
+    queues = yield from read_queues(facts)
+    stuck = [one for queue in queues for one in stuck_reasons(queue)]
+    occupied = [queue for queue in queues if is_occupied(queue)]
+    ids = sorted({server.worker_id for queue in occupied for server in queue.servers})
+    starts = (yield from facts.read(list_newest_starts(ids))) if ids else []
+    by_worker = {one.worker_id: one for one in starts}
+    return [*stuck, *(one for queue in occupied for one in stalled_reasons(queue, by_worker))]
 
 
 def _paused_keys(facts: Facts) -> Script[Iterable[Finding]]:
@@ -597,10 +610,11 @@ WORK_CHECKS = (
     ),
     Check(
         "stuck-queues",
-        "due tasks that wait although children are idle and no cap or rate is reached",
-        "a task has waited for 5 minutes",
+        "due tasks that wait although children are idle and no cap or rate is reached, or while all "
+        "children run the same tasks",
+        "a task has waited for 5 minutes; if no child is idle, no child has started a task for 5 minutes",
         "",
-        _of_queues(stuck_reasons),
+        _stuck_queues,
         is_cheap=True,
     ),
     Check(
