@@ -432,7 +432,7 @@ def test_a_run_without_a_worker_for_its_version_never_fails(
         wait_for_status(witnessed, task_id, "PENDING")
         assert attempts(witnessed, task_id) == []
         sentence = the(doors.task(task_id), "TASK_UNKNOWN").sentence
-        assert "waits for one" in sentence
+        assert "it waits for a worker that does" in sentence
         assert "fails" not in sentence
 
     start_release(fleet, durable, "1 9")

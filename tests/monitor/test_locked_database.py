@@ -67,7 +67,7 @@ EVERY = [*READS, *CHANGES]
 REPORTS = ("health", "doctor", "retry", "delete", "redact", "workflow audit")
 REFUSALS = (
     *("nothing was changed", "has failed", "is not held", "is not parked", "has no step"),
-    *("no task named", "not a schedule of", "is not registered in"),
+    *("no task named", "not a schedule of", "is not registered in", "is CANCELLED"),
 )
 # A migration waits for other migrations.
 MIGRATION_SECONDS = migrate.PATIENCE_SECONDS + migrate.LOCK_TIMEOUT_MS / 1_000 + SLACK_SECONDS
