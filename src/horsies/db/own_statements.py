@@ -7,7 +7,6 @@ read the answers, because most of a child's time for a transaction is spent in t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from psycopg import Error
 from psycopg.abc import PQGen
@@ -17,8 +16,8 @@ from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from horsies.db.database import OwnConnection
-from horsies.db.pipeline import refuse_oversized
-from horsies.db.statement import Statement, Step
+from horsies.db.pipeline import refuse_oversized, send_statement
+from horsies.db.statement import Step
 
 # Constants, because accessing an enum member takes 0.1 to 0.5 µs.
 _SYNC = ExecStatus.PIPELINE_SYNC
@@ -53,13 +52,14 @@ class OwnStatements:
         """Execute the statements and then COMMIT, in one round trip. If a statement fails, nothing is
         committed.
         """
-        pgconn, payloads = self._connection.pgconn, self._installation.payloads
+        pgconn = self._connection.pgconn
+        schema, payloads = self._installation.schema, self._installation.payloads
         texts = [statement.texts(statement.stored(params, payloads)) for statement, params in steps]
         refuse_oversized(steps, texts)
         pgconn.enter_pipeline_mode()
         count = 1
         for (statement, _), values in zip(steps, texts, strict=True):
-            count += self._send(pgconn, statement, values)
+            count += send_statement(pgconn, statement, values, schema, self._prepared)
         pgconn.send_query_params(b"COMMIT", None)
         pgconn.pipeline_sync()
         results = self._connection.wait(_read_group(pgconn, count))
@@ -70,22 +70,6 @@ class OwnStatements:
             self.is_doubtful = count > len(steps) + 1
             answered = OperationalError("the server answered COMMIT with a rollback")
             raise _failure(results) or answered
-
-    def _send(
-        self, pgconn: PGconn, statement: Statement[Any, Any], values: list[bytes | None]
-    ) -> int:
-        """Send one statement and return how many results it has."""
-        if self._prepared is None:
-            pgconn.send_query_params(statement.numbered(self._installation.schema), values)
-            return 1
-        name = statement.prepared_name
-        if name in self._prepared:
-            pgconn.send_query_prepared(name, values)
-            return 1
-        pgconn.send_prepare(name, statement.numbered(self._installation.schema))
-        pgconn.send_query_prepared(name, values)
-        self._prepared.add(name)
-        return 2
 
 
 def _read_group(pgconn: PGconn, count: int) -> PQGen[list[PGresult]]:

@@ -185,13 +185,13 @@ class Pipeline:
         error at the commit is returned as one more result.
         """
         before, after = self._frame
-        payloads = self._installation.payloads
+        schema, payloads = self._installation.schema, self._installation.payloads
         texts = [statement.texts(statement.stored(params, payloads)) for statement, params in steps]
         refuse_oversized(steps, texts)
         pgconn.enter_pipeline_mode()
         expected = [_send_plain(pgconn, command) for command in before]
         for (statement, _), values in zip(steps, texts, strict=True):
-            expected.append(self._send(pgconn, statement, values))
+            expected.append(send_statement(pgconn, statement, values, schema, self._prepared))
         expected += [_send_plain(pgconn, command) for command in after]
         pgconn.pipeline_sync()
         results: list[PGresult] = []
@@ -204,22 +204,6 @@ class Pipeline:
         except OperationalError as error:
             raise _transient_failure(results) or error from None
         return results
-
-    def _send(
-        self, pgconn: PGconn, statement: Statement[Any, Any], values: list[bytes | None]
-    ) -> int:
-        """Send one statement and return how many results it has."""
-        if self._prepared is None:
-            pgconn.send_query_params(statement.numbered(self._installation.schema), values)
-            return 1
-        name = statement.prepared_name
-        if name in self._prepared:
-            pgconn.send_query_prepared(name, values)
-            return 1
-        pgconn.send_prepare(name, statement.numbered(self._installation.schema))
-        pgconn.send_query_prepared(name, values)
-        self._prepared.add(name)
-        return 2
 
     def _flush(self, pgconn: PGconn) -> None:
         """Write all data and read at the same time. With large texts in both directions, the server and
@@ -370,6 +354,29 @@ class Pipeline:
 
     def _silence(self) -> str:
         return f"no answer for {self._patience_seconds:g} s"
+
+
+def send_statement(
+    pgconn: PGconn,
+    statement: Statement[Any, Any],
+    values: list[bytes | None],
+    schema: str,
+    prepared: set[bytes] | None,
+) -> int:
+    """Send one statement and return how many results it has. ``prepared`` has the names of the statements
+    that the session has prepared; if it is None, the statement is parsed each time.
+    """
+    if prepared is None:
+        pgconn.send_query_params(statement.numbered(schema), values)
+        return 1
+    name = statement.prepared_name
+    if name in prepared:
+        pgconn.send_query_prepared(name, values)
+        return 1
+    pgconn.send_prepare(name, statement.numbered(schema))
+    pgconn.send_query_prepared(name, values)
+    prepared.add(name)
+    return 2
 
 
 def refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]) -> None:

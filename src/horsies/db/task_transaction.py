@@ -540,11 +540,11 @@ def _keep_statements(connection: SessionConnection) -> None:
     """Keep the library's prepared statements: after a DROP or a rollback, psycopg deallocates only statements
     that it has prepared itself.
     """
-    statements = _OwnStatements()
+    statements = _TaskStatements()
     connection._prepared = statements
 
 
-class _OwnStatements(PrepareManager):
+class _TaskStatements(PrepareManager):
     def clear(self) -> bool:
         self._counts.clear()
         names = list(self._names.values())
