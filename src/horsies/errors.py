@@ -77,7 +77,7 @@ class ErrorCode(StrEnum):
     WORKFLOW_DUPLICATE_DEFINITION_KEY = "HRS-017"
     """Two definitions have the same key."""
     WORKFLOW_SUBWORKFLOW_APP_MISSING = "HRS-018"
-    """A workflow is to be built, but there is no application."""
+    """A workflow cannot be built without an application."""
     WORKFLOW_INVALID_KWARG_KEY = "HRS-019"
     """A node passes a parameter that the function does not have."""
     WORKFLOW_MISSING_REQUIRED_PARAMS = "HRS-020"
