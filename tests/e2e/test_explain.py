@@ -15,6 +15,7 @@ from horsies.tasks.recording import acting_as
 from tests.support.database import Database
 from tests.support.explained import Doors, codes, the
 from tests.support.rows import add_task, ago
+from tests.support.tables import wait_for_status
 from tests.support.wait import wait_until
 from tests.support.workers import Fleet, RunningWorker
 
@@ -62,12 +63,14 @@ def test_real_obstacles_are_named(
     # Nothing to run for this worker: an unknown task, a queue that it does not serve, a cap of zero.
     not_there = sleeping(connection, "mail", task_name="not_there")
     worker.wait_for("unknown_task")
+    wait_for_status(connection, not_there, "PENDING")  # the worker has given the task back
     unknown = doors.task(not_there)
     assert codes(unknown) == ["TASK_UNKNOWN"]
     assert the(unknown, "TASK_UNKNOWN").subjects == ("shop-1",)
     assert "after 10 min" in the(unknown, "TASK_UNKNOWN").sentence
     unfit = sleeping(connection, "mail", kwargs=json.dumps({"seconds": 0, "note": 1}))
     worker.wait_for("unknown_task", times=2)
+    wait_for_status(connection, unfit, "PENDING")
     explained = doors.task(unfit)
     assert codes(explained) == ["CALL_DOES_NOT_FIT", "BEHIND"]
     fit = the(explained, "CALL_DOES_NOT_FIT")
