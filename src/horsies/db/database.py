@@ -139,7 +139,7 @@ class OwnConnection(Connection[Any]):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        # The names of the statements that ``direct.py`` has prepared on this connection.
+        # The names of the statements that ``pipeline.execute`` has prepared on this connection.
         self.prepared: set[bytes] = set()
 
 

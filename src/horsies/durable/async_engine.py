@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar, cast
 import psycopg
 
 from horsies.db.database import AsyncPool, Database
-from horsies.db.direct import execute_async
 from horsies.db.errors import is_transient
+from horsies.db.pipeline import execute_async
 from horsies.db.statement import Statement, drive_async
 from horsies.db.statements.durable import RecordStep, hold_run, record_step
 from horsies.db.task_transaction import (

@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar, cast
 import psycopg
 
 from horsies.db.database import Database, Pool
-from horsies.db.direct import execute
 from horsies.db.errors import CONFLICTS, describe, is_transient
+from horsies.db.pipeline import execute
 from horsies.db.statement import Statement, drive
 from horsies.db.statements.durable import RecordStep, hold_run, record_step
 from horsies.db.task_transaction import SessionConnection, TaskConnection, TaskSession

@@ -20,9 +20,8 @@ from psycopg.errors import ReadOnlySqlTransaction
 
 from horsies.database_url import mask_url
 from horsies.db.database import ONE_STATE, Database
-from horsies.db.direct import execute, execute_async, stream, stream_async
 from horsies.db.errors import describe, is_transient
-from horsies.db.pipeline import Pipeline
+from horsies.db.pipeline import Pipeline, execute, execute_async, stream, stream_async
 from horsies.db.statement import (
     Script,
     Step,
@@ -349,7 +348,7 @@ class PostgresBroker:
         return Ok(row.id) if inserted else None
 
     def store_stream(self, steps: Iterable[Step]) -> BrokerResult[None]:
-        """Run a stream's statements in one transaction; see ``direct.stream``."""
+        """Run a stream's statements in one transaction; see ``pipeline.stream``."""
         try:
             self._ensure_schema()
             with self.database.connection() as connection, connection.transaction():
