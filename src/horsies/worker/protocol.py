@@ -118,6 +118,11 @@ class Assignment(NamedTuple):
     # The fields that only ``CurrentTask`` reads, together in one text.
     stored: str = ""
 
+    def payload(self) -> list[str]:
+        """Return the texts that may be encrypted or in a store: the arguments, and the results of nodes."""
+        sources = () if self.node is None else self.node.sources
+        return [self.args_json, self.kwargs_json, *[one.result for one in sources]]
+
 
 def assignment_of(task: ClaimedTask, node: NodePart | None = None) -> Assignment:
     """Return a task's assignment; `node` is its workflow data, with its inputs."""

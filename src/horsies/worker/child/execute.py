@@ -24,7 +24,7 @@ from horsies.current_task import CurrentTask, current_task, keep_in_batch
 from horsies.durable.async_context import AsyncDurable
 from horsies.durable.context import Durable
 from horsies.durable.leaving import Leaving
-from horsies.encryption import masked
+from horsies.encryption import is_opaque, masked, missing_key
 from horsies.error_codes import ContractCode, OperationalErrorCode, error_code_text
 from horsies.errors import UNLIMITED_RETRIES, RetryLater, TaskStopped, checked_delay
 from horsies.failure_fingerprint import origin_of
@@ -233,11 +233,24 @@ def execute(
 
     ``around`` contains further hooks, which run around the application's hooks.
     """
-    readable = payload.decrypted(app, assignment)
+    readable = _decrypted(app, assignment)
     if isinstance(readable, ChildReport):
         return readable
     report = _executed(app, readable, around, transactions)
-    return payload.encrypted(app, readable, report)
+    return _encrypted(app, readable, report)
+
+
+def _decrypted(app: Horsies, assignment: Assignment) -> Assignment | ChildReport:
+    """Return the assignment with readable texts, or the report of the failure to read them."""
+    is_readable = missing_key(*assignment.payload()) is None
+    return assignment if is_readable else payload.decrypted(app, assignment)
+
+
+def _encrypted(app: Horsies, assignment: Assignment, report: ChildReport) -> ChildReport:
+    """Return the report in the form in which it is stored."""
+    if not is_opaque(app.config.broker):
+        return report
+    return payload.encrypted(app, assignment, report)
 
 
 def _executed(
@@ -290,7 +303,7 @@ def execute_batch(
         for (assignment, _), report in zip(
             called, _call_batch(app, definition, task.definition.batch, called), strict=True
         ):
-            reports[assignment.task_id] = payload.encrypted(app, assignment, report)
+            reports[assignment.task_id] = _encrypted(app, assignment, report)
     return [reports[one.task_id] for one in assignments]
 
 
@@ -300,7 +313,7 @@ def _item_of(
     """Return an assignment in readable form and its only argument, or a report of the failure to read
     that argument.
     """
-    readable = payload.decrypted(app, assignment)
+    readable = _decrypted(app, assignment)
     if isinstance(readable, ChildReport):
         return readable
     try:
@@ -310,7 +323,7 @@ def _item_of(
     except BaseException as error:  # reading arguments also runs user code
         call = _failure(readable, _codec_error(readable, error))
     if isinstance(call, ChildReport):
-        return payload.encrypted(app, readable, call)
+        return _encrypted(app, readable, call)
     (item,) = [*call.args, *call.kwargs.values()]
     return readable, item
 
@@ -363,10 +376,14 @@ async def execute_async(
     transactions: Transactions | None = None,
 ) -> ChildReport:
     """Like ``execute``, but on the running event loop; a task that the worker stops raises CancelledError."""
-    readable = await payload.decrypted_async(app, assignment)
+    readable: Assignment | ChildReport = assignment
+    if missing_key(*assignment.payload()) is not None:
+        readable = await payload.decrypted_async(app, assignment)
     if isinstance(readable, ChildReport):
         return readable
     report = await _executed_async(app, readable, around, transactions)
+    if not is_opaque(app.config.broker):
+        return report
     return await payload.encrypted_async(app, readable, report)
 
 

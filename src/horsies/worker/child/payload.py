@@ -3,6 +3,8 @@
 The parent passes texts on in their stored form. So children share the work of encryption, and large payloads
 in a store never pass through the parent. A child that lacks a key or a store reports this without calling the
 function, and the worker holds the task.
+
+Readable assignments, and the reports of applications without a codec and a store, do not pass through here.
 """
 
 from __future__ import annotations
@@ -48,23 +50,13 @@ def payloads_of(app: Horsies) -> Payloads | None:
 
 def decrypted(app: Horsies, assignment: Assignment) -> Assignment | ChildReport:
     """Return the assignment with readable texts, or the report that a key is missing."""
-    if _missing_key(assignment) is None:  # no text of the assignment is encrypted or in a store
-        return assignment
     if (payloads := payloads_of(app)) is not None:
         try:
             assignment = _readable(payloads, assignment)
         except psycopg.Error as error:
             return _unreachable(assignment, error)
-    key_id = _missing_key(assignment)
+    key_id = missing_key(*assignment.payload())
     return assignment if key_id is None else unreadable(app.config, assignment, key_id)
-
-
-def _missing_key(assignment: Assignment) -> str | None:
-    """Return the id of a key without which the assignment cannot be read; None if it is readable as it is."""
-    key_id = missing_key(assignment.args_json, assignment.kwargs_json)
-    if key_id is None and assignment.node is not None and assignment.node.sources:
-        key_id = missing_key(*[one.result for one in assignment.node.sources])
-    return key_id
 
 
 async def decrypted_async(app: Horsies, assignment: Assignment) -> Assignment | ChildReport:
@@ -117,11 +109,9 @@ def _unreachable(assignment: Assignment, error: psycopg.Error) -> ChildReport:
     """Return the report of a task whose payload is in a store that does not respond; the task is tried again
     soon.
     """
-    texts = [assignment.args_json, assignment.kwargs_json]
-    if assignment.node is not None:
-        texts += [one.result for one in assignment.node.sources]
+    key_id = missing_key(*assignment.payload()) or ""
     message = f"The payload of task {assignment.task_name!r} cannot be read: {describe(error)}"
-    return _held(assignment, missing_key(*texts) or "", message, is_unreachable=True)
+    return _held(assignment, key_id, message, is_unreachable=True)
 
 
 def _held(assignment: Assignment, key_id: str, message: str, **facts: bool) -> ChildReport:
