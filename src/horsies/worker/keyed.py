@@ -61,7 +61,9 @@ class KeyRings:
 
     def __init__(self, queues: Sequence[str]) -> None:
         self._queues = queues
-        self._cursors: dict[str, int] = {}
+        # The place where the next claim continues, for each queue that has tasks with keys. Most
+        # applications have no keys; callers that handle every claim check this mapping first.
+        self.by_queue: dict[str, int] = {}
         # For each queue, the walk along its ring that has found no task so far.
         self._walks: dict[str, Walk] = {}
         self._busy: dict[str, BusyLanes] = {}
@@ -71,31 +73,29 @@ class KeyRings:
         # Tasks with keys are claimed only after these limits are stored.
         self.limits: LimitsOfKeys | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self._cursors)
-
     @property
     def queues(self) -> list[str]:
-        return [*self._cursors]
+        return [*self.by_queue]
 
     def note_keyed(self, queues: Iterable[str]) -> None:
         """Note that these queues have tasks with keys."""
         for queue in queues:
-            if queue in self._queues and queue not in self._cursors:
-                self._cursors[queue] = random.randrange(-(2**63) + 1, 2**63)
+            if queue in self._queues and queue not in self.by_queue:
+                self.by_queue[queue] = random.randrange(-(2**63) + 1, 2**63)
 
     def note_search(self, searched: Iterable[str], found: Sequence[str]) -> None:
         """Note that of the queues that were searched, only those found have tasks with keys."""
         for queue in searched:
             if queue not in found:
-                self._cursors.pop(queue, None)
+                self.by_queue.pop(queue, None)
+                self._walks.pop(queue, None)
         self.note_keyed(found)
 
     def cursors(self) -> Sequence[int | None]:
         """Return for each queue the place where the next claim continues; empty if no queue has keys."""
-        if not self._cursors or (self.limits is not None and self.limits.unstored is not None):
+        if not self.by_queue or (self.limits is not None and self.limits.unstored is not None):
             return ()
-        return [self._cursors.get(queue) for queue in self._queues]
+        return [self.by_queue.get(queue) for queue in self._queues]
 
     def marks(self) -> LaneMarks:
         """Return the marks behind which the next claim searches busy lanes, for the first lanes that it
@@ -107,7 +107,7 @@ class KeyRings:
             mark
             for queue, busy in self._busy.items()
             if self._slow[queue] >= busy_lanes.SLOW_SEARCHES
-            and (cursor := self._cursors.get(queue)) is not None
+            and (cursor := self.by_queue.get(queue)) is not None
             for mark in busy.behind(cursor)
         ]
         return LaneMarks(*map(list, zip(*sorted(found), strict=True))) if found else NO_MARKS
@@ -142,9 +142,9 @@ class KeyRings:
             waits += [float(wait_seconds)] if wait_seconds else []
             queue, after = answer.queue_name, answer.lane
             self._judge_search(queue, answer.generation)
-            before = self._cursors.get(queue)
+            before = self.by_queue.get(queue)
             if before is not None and after is not None:
-                self._cursors[queue] = after
+                self.by_queue[queue] = after
             if is_drained == "t" or queue in served or before is None or after is None:
                 self._walks.pop(queue, None)
                 has_more = has_more or is_drained != "t"

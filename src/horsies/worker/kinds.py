@@ -100,7 +100,8 @@ class TaskKind:
         """Note that there may be new tasks anywhere in the queues."""
         self.agenda.wake()
         self.bookmarks.note_news()
-        self.rings.note_news()
+        if self.rings.by_queue:
+            self.rings.note_news()
 
     def wants_tasks(self, prefetched: int) -> bool:
         """Return whether to claim: for free children, or ahead of time if ``prefetched`` is

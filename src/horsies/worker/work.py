@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias
 
@@ -181,7 +181,7 @@ class Work:
         self.has_given_up = False
 
     def note_news(
-        self, woken: frozenset[str] = frozenset(), keyed: Iterable[str] = frozenset()
+        self, woken: frozenset[str] = frozenset(), keyed: Collection[str] = frozenset()
     ) -> None:
         """Note that there may be new tasks anywhere in the queues.
 
@@ -193,7 +193,8 @@ class Work:
         )
         for kind in self._kinds:
             kind.note_news()
-            kind.rings.note_keyed(keyed)
+            if keyed:
+                kind.rings.note_keyed(keyed)
 
     def has_run_all(self) -> bool:
         """Return whether every due task has run, for a worker with --burst. Every queue is checked again
@@ -336,7 +337,7 @@ class Work:
         wanted = [] if self._shutdown.is_requested else self._requests(_ends_nodes(outcomes))
         if not wanted and outcomes:
             wanted = [(self._kinds[0], TurnRequest())]
-        lanes = freed_lanes(owned, outcomes) if self._kinds[0].rings else ()
+        lanes = freed_lanes(owned, outcomes) if self._kinds[0].rings.by_queue else ()
         for number, (kind, request) in enumerate(wanted):
             if number == 0 and (freed or lanes):
                 request = request._replace(freed=freed, freed_lanes=lanes)
@@ -404,7 +405,8 @@ class Work:
         prefetch = min(kind.prefetch_max - len(waiting) + len(starting), room - len(pids))
         ahead = ahead[: room - len(pids)]
         exclusions = self._unknown.exclusions()
-        marks = kind.rings.marks()
+        rings = kind.rings
+        marks = rings.marks() if rings.by_queue else NO_MARKS
         positions = kind.bookmarks.positions(time.monotonic(), has_lane_marks=bool(marks.lanes))
         return TurnRequest(
             starting=starting,
@@ -416,7 +418,7 @@ class Work:
             ahead=ahead,
             short_names=windows.short_names() if ahead else (),
             is_async=kind.is_async,
-            cursors=kind.rings.cursors(),
+            cursors=rings.cursors() if rings.by_queue else (),
             lane_marks=NO_MARKS if positions is EVERYWHERE else marks,
         )
 
@@ -460,7 +462,7 @@ class Work:
         looked_everywhere = claims > 0 and self._note_claim(
             kind, request, claims, turned.claimed, (started, ended)
         )
-        if kind.rings:
+        if kind.rings.by_queue:
             kind.note_retries(ends, ended)
         if turned.lanes:
             kind.note_lanes(turned.lanes, turned.claimed, ended)
