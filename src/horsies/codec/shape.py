@@ -7,6 +7,7 @@ alone guarantees a lossless round trip, so they are not read back after writing.
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +106,8 @@ class ListShape:
         members = [core_schema.with_default_schema(one, default=_Absent.ABSENT) for one in schemas]
         # pydantic writes a tuple that is shorter than its schema only if the schema has a variadic member.
         items = core_schema.tuple_schema([*members, rest], variadic_item_index=len(schemas))
-        return core_schema.no_info_after_validator_function(_present, items)
+        present = core_schema.no_info_after_validator_function(_present, items)
+        return core_schema.no_info_after_validator_function(tuple, present)
 
     def place(self, steps: tuple[Step, ...]) -> Place:
         match steps:
@@ -245,10 +247,9 @@ class _Absent(Enum):
     ABSENT = "absent"
 
 
-def _present(members: tuple[Any, ...]) -> tuple[Any, ...]:
-    if not members or members[-1] is not _Absent.ABSENT:
-        return members
-    return tuple(member for member in members if member is not _Absent.ABSENT)
+# Returns the list members that are not omitted, without a Python frame, because every call of a task passes
+# through it.
+_present = functools.partial(filter, functools.partial(operator.is_not, _Absent.ABSENT))
 
 
 def _part_schema(part: Part, handler: GetCoreSchemaHandler) -> CoreSchema:
