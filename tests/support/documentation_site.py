@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import subprocess
@@ -30,6 +31,20 @@ def build(place: Path) -> None:
         command, cwd=REPOSITORY, env=settings, capture_output=True, text=True, check=False
     )
     assert built.returncode == 0, built.stderr
+
+
+def built_once(parent: Path) -> Path:
+    """Return the site below a directory that test processes share; the first process builds the site
+    while the others wait.
+    """
+    place = parent / "site"
+    with (parent / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            draft = parent / "site-draft"
+            build(draft)
+            draft.rename(place)
+    return place
 
 
 class _Quiet(SimpleHTTPRequestHandler):

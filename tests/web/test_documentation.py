@@ -16,12 +16,18 @@ from playwright.sync_api import Browser, Locator, Page
 from tests.support import reader, site_map
 from tests.support.commands import running_worker
 from tests.support.doc_pages import blocks, page
-from tests.support.documentation_site import ADDRESS, build, hit_links, served_files, type_query
+from tests.support.documentation_site import (
+    ADDRESS,
+    built_once,
+    hit_links,
+    served_files,
+    type_query,
+)
 from tests.support.followed_pages import COMMANDS, make_files, run, run_all, sessions
 from tests.support.newcomer import QUESTIONS
 from tests.support.web_server import WebServer, watched
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 # Words of beginners, and the pages of which one must be the first or second hit.
 QUERIES = {
@@ -90,11 +96,10 @@ QUERIES = {
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as for publishing."""
-    place = tmp_path_factory.mktemp("site")
-    build(place)
-    return place
+def directory(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The site, built as for publishing, once for all test processes of this run."""
+    own = tmp_path_factory.getbasetemp()
+    return built_once(own if worker_id == "master" else own.parent)
 
 
 @pytest.fixture(scope="module")
@@ -154,11 +159,25 @@ def test_pages_show_drawings_and_the_way_on_and_ask_no_other_host(
         assert shown.locator(".admonition").count() >= 2
 
 
+def index_of_one_text(directory: Path) -> str:
+    """The index of the search, shortened: each page that opens indexes all texts, which takes as much
+    processor time as the page itself.
+    """
+    index = json.loads((directory / "search" / "search_index.json").read_text("utf-8"))
+    return json.dumps({**index, "docs": index["docs"][:1]})
+
+
 # It loads every page of the site, which takes minutes on a busy machine.
 @pytest.mark.timeout(1200)
-def test_no_page_needs_sideways_scrolling_on_a_phone(browser: Browser, address: str) -> None:
-    wide = {}
+def test_no_page_needs_sideways_scrolling_on_a_phone(
+    browser: Browser, address: str, directory: Path
+) -> None:
+    wide, index = {}, index_of_one_text(directory)
     with tab(browser, address, viewport={"width": 360, "height": 740}) as shown:
+        shown.route(
+            "**/search_index.json",
+            lambda route: route.fulfill(content_type="application/json", body=index),
+        )
         for entry in site_map.entries():
             shown.goto(f"/{entry.name.replace('.md', '.html')}", wait_until="load")
             for width in (360, 390):
