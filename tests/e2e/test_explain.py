@@ -124,11 +124,11 @@ def test_real_obstacles_are_named(
         other.execute("SELECT FROM horsies_tasks WHERE id = %s FOR UPDATE", (waiting,))
         assert "ROW_LOCKED" in codes(doors.task(waiting))
 
-    # A cancel that has not reached the worker yet.
+    # A cancel that has not reached the worker yet, whose next heartbeat would find it.
+    worker.signal(signal.SIGSTOP)
     connection.execute(
         "UPDATE horsies_tasks SET cancel_requested_at = now() WHERE id = %s", (stopped,)
     )
-    worker.signal(signal.SIGSTOP)  # its next heartbeat would find the request
     assert codes(doors.task(stopped)) == ["STOPPING", "RUNS"]
 
     # The worker dies; its lock is free, and 15 seconds later it counts as lost.

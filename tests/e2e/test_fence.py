@@ -54,7 +54,7 @@ def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_their_children(
 ) -> None:
     worker = fleet.start(*FORKSERVER, processes=3, config=NO_REAPER)
     running = programs.sleep.send(600).unwrap()
-    ending = programs.sleep.send(0.6).unwrap()
+    ending = programs.rest_until_released.send("ending").unwrap()
     wait_until(lambda: len(journal.lines("start")) == 2)
     (start,) = journal.lines("start", running.task_id)
     with witnessed(connection):
@@ -63,6 +63,7 @@ def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_their_children(
             connection.execute(TAKE_AWAY, (sent.task_id,))
             connection.execute(CLAIM_ELSEWHERE, (sent.task_id,))
         # One of the two ends meanwhile; its report waits in the socket of the frozen parent.
+        journal.release("ending")
         wait_until(lambda: journal.lines("end", ending.task_id))
         wait_until(lambda: time.monotonic() > over_at)
         worker.signal(signal.SIGCONT)
@@ -125,7 +126,7 @@ def test_a_worker_that_claims_its_own_lost_task_again_records_the_new_attempt_on
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
     fleet.start(processes=2)
-    sent = programs.sleep.send(1.0, "same").unwrap()
+    sent = programs.sleep.send(2.0, "same").unwrap()
     wait_until(lambda: journal.lines("start"))
     connection.execute(TAKE_AWAY, (sent.task_id,))
     assert sent.get(30_000).ok_value == "done"
@@ -134,7 +135,7 @@ def test_a_worker_that_claims_its_own_lost_task_again_records_the_new_attempt_on
     first, second = journal.lines("start")
     (end,) = journal.lines("end")
     assert (end.pid, second.pid != first.pid) == (second.pid, True)
-    assert end.at - second.at >= 1.0
+    assert end.at - second.at >= 2.0
     (attempt,) = attempts(connection, sent.task_id)
     assert attempt.worker_pid == second.pid
 
@@ -143,11 +144,12 @@ def test_a_task_that_was_taken_away_ends_without_a_trace(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
     worker = fleet.start(config=NO_REAPER)
-    sent = programs.sleep.send(0.5).unwrap()
+    sent = programs.rest_until_released.send("taken away").unwrap()
     wait_until(lambda: journal.lines("start"))
     with connection.transaction():
         connection.execute(TAKE_AWAY, (sent.task_id,))
         connection.execute(CLAIM_ELSEWHERE, (sent.task_id,))
+    journal.release("taken away")
     worker.wait_for("outcome_dropped")
     wait_for_status(connection, sent.task_id, "RUNNING")
     assert attempts(connection, sent.task_id) == []

@@ -67,9 +67,8 @@ def test_two_installations_in_one_database_work_side_by_side(
         handles = add.send_many(add.bind(number, 1) for number in range(20)).unwrap()
         assert [handle.get(30_000).ok_value for handle in handles] == list(range(1, 21)), schema
     for schema, (app, _) in apps.items():
-        assert [pong.pid for pong in app.ping_workers(min_responses=1).unwrap()] == [
-            workers[schema].pid
-        ]
+        pongs = app.ping_workers(timeout_seconds=30, min_responses=1).unwrap()
+        assert [pong.pid for pong in pongs] == [workers[schema].pid]
     assert workers["second"].stop() == 0
     waiting = apps["second"][1].send(1, 1).unwrap()
     assert apps["public"][1].send(1, 1).unwrap().get(30_000).is_ok()

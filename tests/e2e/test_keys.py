@@ -42,7 +42,7 @@ def order(connection: Database) -> list[str | None]:
 def test_a_key_does_not_wait_for_the_backlog_of_another(
     fleet: Fleet, keyed: ModuleType, connection: Database
 ) -> None:
-    keyed.work.send_many(keyed.work.bind("noisy", 1) for _ in range(300)).unwrap()
+    keyed.work.send_many(keyed.work.bind("noisy", 10) for _ in range(300)).unwrap()
     fleet.start(application=APPLICATION, processes=2)
     wait_until(lambda: count(connection, "COMPLETED") > 20)
     keyed.work.send("quiet").unwrap()

@@ -94,13 +94,14 @@ def test_a_time_limit_of_the_database_does_not_apply_to_workers(
     limits = ["statement_timeout", "idle_in_transaction_session_timeout"]
     if connection.info.server_version >= 170_000:
         limits.append("transaction_timeout")
+    # Sent before the limits, which apply to senders: on a busy machine a send may take so long.
+    sent = programs.make_text.send(15 * 1024 * 1024).unwrap()
     with ExitStack() as stack:
         for limit in limits:
             stack.enter_context(new_sessions_with(connection, limit, "200ms"))
         terminate_others(connection)  # a pooler keeps sessions from before
-        worker = fleet.start(config=QUICK)
-        sent = programs.make_text.send(15 * 1024 * 1024).unwrap()
         with slowed(connection, "NEW.status = 'COMPLETED'", seconds=0.5):
+            worker = fleet.start(config=QUICK)
             wait_for_status(connection, sent.task_id, "COMPLETED")
         assert not worker.events("database_lost")
         assert worker.stop() == 0

@@ -66,10 +66,11 @@ def test_a_row_that_another_session_has_locked_keeps_no_other_task_waiting(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
     workers = [fleet.start(processes=2) for _ in range(2)]
-    locked = programs.sleep.send(1).unwrap()
+    locked = programs.rest_until_released.send("locked").unwrap()
     wait_until(lambda: journal.lines("start"))
     with psycopg.connect(fleet.database_url) as holder:
         holder.execute("SELECT FROM horsies_tasks WHERE id = %s FOR UPDATE", (locked.task_id,))
+        journal.release("locked")
         wait_until(lambda: any(worker.events("blocked") for worker in workers))
         others = [programs.add.send(number, 1).unwrap() for number in range(20)]
         assert [sent.get(30_000).unwrap() for sent in others] == list(range(1, 21))

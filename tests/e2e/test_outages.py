@@ -124,9 +124,10 @@ def test_results_wait_for_a_database_that_is_away(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database, server_url: str
 ) -> None:
     worker = fleet.start(config=QUICK_RETRIES)
-    sent = [programs.sleep.send(0.3).unwrap() for _ in range(2)]
+    sent = [programs.rest_until_released.send("outage").unwrap() for _ in range(2)]
     wait_until(lambda: len(journal.lines("start")) == 2)
     with outage(server_url, connection):
+        journal.release("outage")
         wait_until(lambda: len(journal.lines("end")) == 2)
         worker.wait_for("database_lost", times=3)
         assert count(connection, "RUNNING") == 2
@@ -183,9 +184,10 @@ def test_an_outcome_whose_answer_got_lost_is_recorded_once(
         config = QUICK_POLLS | {"broker": fleet.way.broker}
         worker = fleet.start(config=config, database_url=proxy.url)
         with witnessed(connection):
-            sent = programs.sleep.send(0.3).unwrap()
+            sent = programs.rest_until_released.send("swallow").unwrap()
             wait_until(lambda: journal.lines("start"))
             proxy.swallow_answer_with(sent.task_id.encode())
+            journal.release("swallow")
             assert sent.get(30_000).ok_value == "done"
             wait_until(proxy.swallowed.is_set)
             assert programs.add.send(1, 2).unwrap().get(30_000).ok_value == 3

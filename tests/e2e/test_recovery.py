@@ -113,7 +113,7 @@ def test_a_restart_of_the_server_costs_no_running_task(
         for worker in workers:
             wait_until(lambda worker=worker, times=times: has_come_back(worker, fleet, times))  # type: ignore[misc]
     with psycopg.connect(server.url, autocommit=True) as connection:
-        wait_until_empty(connection, 30)
+        wait_until_empty(connection)
         for task_id in task_ids:
             row = task(connection, task_id)
             assert (row.status, row.generation, row.retry_count) == ("COMPLETED", 1, 0)

@@ -26,7 +26,7 @@ def test_a_worker_works_and_stops_with_every_start_method(
     crashed = programs.exit_at_once.send(9).unwrap().get(30_000).err_value
     assert crashed.error_code == "WORKER_CRASHED"
     inner_id = programs.send_another.send(20, 22).unwrap().get(30_000).ok_value
-    assert programs.app.get_result(inner_id, 10_000).ok_value == 42
+    assert programs.app.get_result(inner_id, 30_000).ok_value == 42
     sent = programs.sleep.send(0.4).unwrap()
     wait_until(lambda: journal.lines("start", sent.task_id))
     family = worker.family()
@@ -49,7 +49,7 @@ def test_an_import_prints_once_and_its_files_stay_open_in_children(
         environment={"PYTHONUNBUFFERED": ""},
     )
     task_id = insert_raw(connection, "read_and_log", '["hello"]')
-    read = programs.app.get_result(task_id, 10_000).ok_value
+    read = programs.app.get_result(task_id, 30_000).ok_value
     assert read.startswith('"""An application whose import prints')
     assert (fleet.directory / "awkward.log").read_text() == "hello\n"
     assert worker.stop() == 0

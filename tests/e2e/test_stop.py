@@ -51,7 +51,7 @@ def test_a_stop_waits_for_running_tasks_and_records_them(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
     worker = fleet.start(*FORKSERVER)
-    running = [start_and_wait(fleet, journal, programs, "sleep", 1.5) for _ in range(2)]
+    running = [start_and_wait(fleet, journal, programs, "sleep", 2.5) for _ in range(2)]
     waiting = programs.noop.send().unwrap()
     family = worker.family()
     begin_stop(worker)
@@ -285,9 +285,10 @@ def test_a_result_waits_for_the_database_before_the_worker_leaves(
     fleet: Fleet, journal: Journal, server_url: str, connection: Database, programs: ModuleType
 ) -> None:
     worker = fleet.start()
-    sent = start_and_wait(fleet, journal, programs, "sleep", 0.5)
+    sent = start_and_wait(fleet, journal, programs, "rest_until_released", "outage")
     with outage(server_url, connection):
         begin_stop(worker)
+        journal.release("outage")
         wait_until(lambda: journal.lines("end", sent.task_id))
         worker.wait_for("database_lost")
         assert worker.process.poll() is None
@@ -300,9 +301,10 @@ def test_three_signals_leave_even_while_a_result_waits_for_the_database(
     fleet: Fleet, journal: Journal, server_url: str, connection: Database, programs: ModuleType
 ) -> None:
     worker = fleet.start()
-    start_and_wait(fleet, journal, programs, "sleep", 0.3)
+    start_and_wait(fleet, journal, programs, "rest_until_released", "outage")
     with outage(server_url, connection):
         begin_stop(worker)
+        journal.release("outage")
         wait_until(lambda: journal.lines("end"))
         worker.wait_for("database_lost")
         worker.signal(signal.SIGTERM)
@@ -359,7 +361,7 @@ def test_a_database_that_does_not_exist_ends_the_worker_with_one_line(fleet: Fle
 def test_a_task_decides_how_a_stop_interrupts_it(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
 ) -> None:
-    worker = fleet.start("--shutdown-grace", "1.5", processes=3)
+    worker = fleet.start("--shutdown-grace", "3", processes=3)
     at_once = start_and_wait(fleet, journal, programs, "sleep_or_fail", 600)
     later = start_and_wait(fleet, journal, programs, "sleep_or_return", 600)
     quick = start_and_wait(fleet, journal, programs, "sleep_or_return", 0.7)

@@ -56,7 +56,7 @@ def test_tasks_of_a_killed_worker_are_taken_over_at_once_on_its_host(
     )
     assert seconds < SAME_HOST_SECONDS
     assert failed.get(30_000).err_value.error_code == "WORKER_CRASHED"
-    assert all(is_gone(line.pid) for line in running), "children outlived their worker"
+    wait_until(lambda: all(is_gone(line.pid) for line in running), 30, "children outlived")
     wait_until(lambda: len(journal.lines("start", retried.task_id)) == 2)
 
 

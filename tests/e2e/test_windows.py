@@ -73,7 +73,7 @@ def send(task: object, number: int, *args: object) -> list[str]:
 
 
 def wait_for_windows(connection: Database) -> None:
-    wait_until(lambda: widest_window(connection) > 1, 20, "no window opened")
+    wait_until(lambda: widest_window(connection) > 1, what="no window opened")
 
 
 def kill_children(
@@ -123,7 +123,7 @@ def test_killed_children_cost_one_task_each(
         for how in ("exit", "segfault", "close", "fork", "kill", "much"):
             send(bursts.misbehave, 3, how)
             send(bursts.blink, 50)
-        wait_until_empty(connection, 60)
+        wait_until_empty(connection)
         check_books(connection, fleet)
     crashed = [one for one in attempts(connection) if one.outcome == "WORKER_FAILURE"]
     by_child = Counter(one.worker_pid for one in crashed)
@@ -167,13 +167,13 @@ def test_a_long_task_in_front_keeps_nobody_waiting(
 ) -> None:
     fleet.start("--quiet-tasks", processes=2, application=APPLICATION)
     send(bursts.blink, 500)
-    wait_until_empty(connection, 30)
+    wait_until_empty(connection)
     (long,) = send(bursts.blink, 1, 0.0, "long")
     send(bursts.blink, 62)
     wait_until(lambda: count(connection, "COMPLETED") == 562, 30, "tasks waited behind a long one")
     assert journal_of(fleet)[long, 1] == 1
     fleet.journal.release("long")
-    wait_until_empty(connection, 30)
+    wait_until_empty(connection)
     assert set(journal_of(fleet).values()) == {1}
 
 
@@ -192,13 +192,12 @@ def test_a_killed_worker_leaves_its_windows_to_others(
         lost = len(recover_dead_workers(connection))
         assert 1 <= lost <= 4 * 32, "at most a window per child"
         fleet.start("--quiet-tasks", processes=4, application=APPLICATION)
-        wait_until_empty(connection, 60)
+        wait_until_empty(connection)
         check_books(connection, fleet)
     assert len(family) >= 4
     assert {row.task_name for row in tasks(connection, "FAILED")} <= {"flash"}
 
 
-@pytest.mark.timeout(60)
 def test_a_stopping_worker_returns_its_windows(
     fleet: Fleet, bursts: ModuleType, connection: Database
 ) -> None:
@@ -213,7 +212,6 @@ def test_a_stopping_worker_returns_its_windows(
     assert count(connection, "PENDING") == 3_000 - len(recorded)
 
 
-@pytest.mark.timeout(120)
 def test_frozen_children_and_a_frozen_worker(
     fleet: Fleet, bursts: ModuleType, connection: Database
 ) -> None:
@@ -222,7 +220,7 @@ def test_frozen_children_and_a_frozen_worker(
             "--quiet-tasks", processes=2, application=APPLICATION, config=QUICK_RECOVERY
         )
         send(bursts.blink, 300)
-        wait_until_empty(connection, 30)
+        wait_until_empty(connection)
         send(bursts.blink, 400, 0.0005)
         wait_for_windows(connection)
         rows = connection.execute(
@@ -231,14 +229,12 @@ def test_frozen_children_and_a_frozen_worker(
         frozen = rows[0][0] if rows else None
         if frozen is not None:
             os.kill(frozen, signal.SIGSTOP)
-        wait_until(
-            lambda: count(connection, "PENDING") == 0 and count(connection, "RUNNING") <= 1, 20
-        )
+        wait_until(lambda: count(connection, "PENDING") == 0 and count(connection, "RUNNING") <= 1)
         # The worker kills a child that begins no task for 5 s.
         with suppress(ProcessLookupError):
             if frozen is not None:
                 os.kill(frozen, signal.SIGCONT)
-        wait_until_empty(connection, 30)
+        wait_until_empty(connection)
         send(bursts.blink, 3_000, 0.0005)
         wait_for_windows(connection)
         worker.signal(signal.SIGSTOP)
@@ -246,7 +242,7 @@ def test_frozen_children_and_a_frozen_worker(
         frozen_at = time.monotonic()
         wait_until(lambda: time.monotonic() > frozen_at + 5.0, 10)
         worker.signal(signal.SIGCONT)
-        wait_until_empty(connection, 60)
+        wait_until_empty(connection)
         check_books(connection, fleet)
 
 
@@ -317,7 +313,6 @@ def test_a_run_that_an_error_pauses_takes_back_its_tasks_that_have_not_begun(
     assert attempts(connection, waiting) == []
 
 
-@pytest.mark.timeout(60)
 def test_two_workers_share_a_trickle(
     fleet: Fleet, bursts: ModuleType, connection: Database
 ) -> None:

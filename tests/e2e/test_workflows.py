@@ -308,19 +308,22 @@ def test_a_signal_is_taken_when_it_comes_late_and_kept_when_it_comes_early(
 
 
 def test_what_was_claimed_ahead_is_not_started_in_a_paused_run(
-    fleet: Fleet, journal: Journal, connection: Database, flows: ModuleType
+    fleet: Fleet,
+    journal: Journal,
+    connection: Database,
+    programs: ModuleType,
+    flows: ModuleType,
 ) -> None:
     ahead = HARDLY_POLLS | {"prefetch_buffer": 3, "claim_lease_ms": 10_000}
     worker = fleet.start(application=APPLICATION, config=ahead, processes=1)
-    nodes = [
-        TaskNode(flows.linger, kwargs={"seconds": 0.5 if n == 0 else 0.0, "label": str(n)})
-        for n in range(4)
-    ]
+    nodes = [TaskNode(programs.rest_until_released, kwargs={"label": "0"})]
+    nodes += [TaskNode(flows.linger, kwargs={"seconds": 0.0, "label": str(n)}) for n in (1, 2, 3)]
     (run_id,) = runs.start(
         connection, flows.app.workflow("ahead", nodes, definition_key="e2e.ahead")
     )
     wait_until(lambda: count(connection, "CLAIMED") == 3 and journal.lines("start"))
     pause_run.fetch(connection, run_id)
+    journal.release("0")
     wait_until(lambda: journal.lines("end"))
     assert flows.one.send().unwrap().get(timeout_ms=30_000).ok == 1
     assert len(journal.lines("start")) == 1

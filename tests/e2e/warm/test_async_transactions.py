@@ -40,9 +40,9 @@ def test_coroutines_commit_their_effects_with_their_outcomes(
 def test_a_coroutine_that_does_not_use_its_transaction_opens_no_connection(
     worker: RunningWorker, booking: ModuleType, effects: Database
 ) -> None:
-    before = len(backends(effects, TX_ROLE))
+    before = set(backends(effects, TX_ROLE))
     assert booking.unused_async.send(4).unwrap().get(30_000).ok_value == 4
-    assert len(backends(effects, TX_ROLE)) == before
+    assert set(backends(effects, TX_ROLE)) <= before
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ SOON_SECONDS = 5.0
 def test_a_retry_that_would_miss_the_deadline_fails_with_the_original_error(
     worker: RunningWorker, programs: ModuleType, connection: Database
 ) -> None:
-    sent = programs.fail_on_schedule.with_options(good_until=in_seconds(1.5)).send().unwrap()
+    # The first retry follows after a second, the second one after an hour.
+    sent = programs.fail_soon_and_late.with_options(good_until=in_seconds(60)).send().unwrap()
     assert sent.get(30_000).err_value.error_code == "FLAKY"
     made = attempts(connection, sent.task_id)
     assert [(one.outcome, one.will_retry) for one in made] == [("FAILED", True), ("FAILED", False)]
@@ -120,7 +121,7 @@ def test_delayed_tasks_start_on_time(
 def test_a_deadline_is_kept_on_time_by_an_idle_worker(
     worker: RunningWorker, programs: ModuleType, connection: Database
 ) -> None:
-    deadline = in_seconds(1.0)
+    deadline = in_seconds(2.0)
     sent = programs.noop.with_options(good_until=deadline).schedule(60).unwrap()
     error = sent.get(30_000).err_value
     assert error.error_code == "TASK_EXPIRED"

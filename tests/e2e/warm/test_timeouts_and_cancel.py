@@ -43,8 +43,9 @@ def test_a_time_limit_ends_that_task_and_no_other(
 def test_a_task_within_its_time_limit_is_left_alone(
     worker: RunningWorker, programs: ModuleType
 ) -> None:
+    patient = programs.limited.with_options(timeout_ms=5_000)
     for _ in range(3):
-        assert programs.limited.send(0.15).unwrap().get(30_000).ok_value == "done"
+        assert patient.send(0.15).unwrap().get(30_000).ok_value == "done"
 
 
 @pytest.mark.parametrize("name", ["limited_and_wrapping", "limited_in_group"])

@@ -62,10 +62,10 @@ def test_a_failure_rolls_back_and_is_recorded_alone(
 def test_a_transaction_that_is_not_used_opens_no_connection(
     worker: RunningWorker, booking: ModuleType, effects: Database
 ) -> None:
-    before = len(backends(effects, TX_ROLE))
+    before = set(backends(effects, TX_ROLE))
     sent = booking.unused.send(4).unwrap()
     assert sent.get(30_000).ok_value == 4
-    assert len(backends(effects, TX_ROLE)) == before
+    assert set(backends(effects, TX_ROLE)) <= before
     assert [one.outcome for one in attempts(effects, sent.task_id)] == ["COMPLETED"]
 
 

@@ -26,7 +26,7 @@ from horsies.workflow.nodes.nodes import (
 )
 from tests.support import runs
 from tests.support.database import Database
-from tests.support.tables import attempts, count, tasks, wait_until_empty
+from tests.support.tables import attempts, tasks, wait_until_empty
 from tests.support.wait import wait_until
 from tests.support.workers import HARDLY_POLLS, Journal, RunningWorker
 
@@ -119,8 +119,9 @@ def test_a_signal_that_does_not_come_in_time_fails_its_node(
     assert json.loads(row.error or "")["error_code"] == {"__builtin_task_code__": "SIGNAL_TIMEOUT"}
 
 
-def lingering(flows: ModuleType, seconds: float = 0.3) -> Any:
-    first = TaskNode(flows.linger, kwargs={"seconds": seconds, "label": "first"}, node_id="first")
+def lingering(programs: ModuleType, flows: ModuleType, label: str) -> Any:
+    """A run whose first node lasts until the label is released."""
+    first = TaskNode(programs.rest_until_released, kwargs={"label": label}, node_id="first")
     last = TaskNode(
         flows.linger,
         kwargs={"seconds": 0.0, "label": "last"},
@@ -131,11 +132,16 @@ def lingering(flows: ModuleType, seconds: float = 0.3) -> Any:
 
 
 def test_a_paused_run_finishes_what_runs_and_starts_nothing(
-    worker: RunningWorker, journal: Journal, connection: Database, flows: ModuleType
+    worker: RunningWorker,
+    journal: Journal,
+    connection: Database,
+    programs: ModuleType,
+    flows: ModuleType,
 ) -> None:
-    (run_id,) = runs.start(connection, lingering(flows))
+    (run_id,) = runs.start(connection, lingering(programs, flows, "paused"))
     wait_until(lambda: journal.lines("start"))
     assert pause_run.fetch(connection, run_id)[0].answer == "RUNNING"
+    journal.release("paused")
     wait_until(lambda: runs.nodes(connection, run_id)["first"] == "COMPLETED")
     # A task outside of the run passes the same queue and the same turns.
     assert flows.one.send().unwrap().get(timeout_ms=30_000).ok == 1
@@ -143,7 +149,7 @@ def test_a_paused_run_finishes_what_runs_and_starts_nothing(
     assert runs.status(connection, run_id) == "PAUSED"
     resume_run.fetch(connection, run_id)
     runs.wait_for(connection, run_id, "COMPLETED")
-    assert [line.label for line in journal.lines("start")] == ["first", "last"]
+    assert [line.label for line in journal.lines("start")] == ["paused", "last"]
 
 
 def test_a_retry_that_falls_into_a_pause_waits_for_its_end(
@@ -153,7 +159,7 @@ def test_a_retry_that_falls_into_a_pause_waits_for_its_end(
         "flaky", [TaskNode(flows.flaky_step, node_id="flaky")], definition_key="e2e.flaky"
     )
     (run_id,) = runs.start(connection, spec)
-    wait_until(lambda: count(connection, "PENDING") and journal.lines("start"))
+    wait_until(lambda: [row.retry_count for row in tasks(connection)] == [1])
     pause_run.fetch(connection, run_id)
     (row,) = tasks(connection)
     connection.execute("SELECT pg_sleep_until(%s + interval '0.5 seconds')", (row.next_retry_at,))
@@ -168,12 +174,19 @@ def test_a_retry_that_falls_into_a_pause_waits_for_its_end(
 
 
 def test_a_cancelled_run_lets_its_running_task_end_or_interrupts_it(
-    worker: RunningWorker, journal: Journal, connection: Database, flows: ModuleType
+    worker: RunningWorker,
+    journal: Journal,
+    connection: Database,
+    programs: ModuleType,
+    flows: ModuleType,
 ) -> None:
-    patient, hasty = runs.start(connection, lingering(flows, 0.5), lingering(flows, 60.0))
+    patient, hasty = runs.start(
+        connection, *(lingering(programs, flows, label) for label in ("patient", "hasty"))
+    )
     wait_until(lambda: len(journal.lines("start")) == 2)
     cancel_run.fetch(connection, hasty, ENOUGH, True)
     cancel_run.fetch(connection, patient, ENOUGH, False)
+    journal.release("patient")
     wait_until_empty(connection)
     assert [runs.status(connection, one) for one in (patient, hasty)] == ["CANCELLED"] * 2
     assert runs.nodes(connection, patient) == {"first": "COMPLETED", "last": "SKIPPED"}

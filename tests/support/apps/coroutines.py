@@ -100,7 +100,7 @@ async def third_time() -> int:
     return current_task().attempt
 
 
-@app.task("limited_nap", timeout_ms=300)
+@app.task("limited_nap", timeout_ms=1_000)
 async def limited_nap(seconds: float) -> None:
     write_down("start")
     try:

@@ -209,6 +209,14 @@ def fail_on_schedule() -> TaskResult[str, TaskError]:
     return TaskResult(err=TaskError(error_code="FLAKY", message="never"))
 
 
+@app.task(
+    "fail_soon_and_late",
+    retry_policy=RetryPolicy.fixed([1, 3_600], auto_retry_for=["FLAKY"], jitter=False),
+)
+def fail_soon_and_late() -> TaskResult[str, TaskError]:
+    return TaskResult(err=TaskError(error_code="FLAKY", message="never"))
+
+
 class Away(Exception):
     """A base class of a library's exceptions."""
 
