@@ -240,6 +240,64 @@ def test_limits_out_of_range_raise_and_store_nothing(
     assert connection.execute("SELECT FROM horsies_lanes").fetchall() == []
 
 
+# horsies status
+
+
+def add_meter(connection: Database, lane: int) -> None:
+    """Add a meter whose rate allows the next start in an hour."""
+    connection.execute(
+        "INSERT INTO horsies_meters (queue_name, lane, next_at, seconds, burst) "
+        "VALUES ('default', %s, now() + interval '1 hour', 60, 1)",
+        (lane,),
+    )
+
+
+def test_the_status_marks_a_queue_whose_rate_or_keys_hold_its_tasks_back(
+    horsies: Run, app: Horsies, connection: Database
+) -> None:
+    def marks() -> str:
+        _, _, *lines = horsies("status").out.splitlines()
+        end = next(row for row, line in enumerate(lines) if "worker alive" in line)
+        return " ".join(lines[:end])
+
+    def holds() -> tuple[int, int, bool]:
+        (queue,) = json.loads(horsies("status", "--json").out)["queues"]
+        wait = queue["rate_wait_seconds"]
+        return queue["paused_keys"], queue["rated_keys"], wait is not None and wait > 3_000
+
+    add_worker(connection)
+    for key in ("acme", "globex", "initech"):
+        add_keyed(connection, key)
+    add_meter(connection, lane_of("default", "acme").number)
+    app.keys.pause("default", "idle").unwrap()
+    assert (marks(), holds()) == (
+        "",
+        (0, 0, False),
+    )  # the meter's rate was removed, a key has no task
+    limit(connection, rate_seconds=60.0, rate_burst=1)
+    assert (marks(), holds()) == ("1 key at its rate", (0, 1, False))
+    add_meter(connection, 0)
+    add_meter(connection, lane_of("default", "globex").number)
+    add_meter(connection, lane_of("default", "idle").number)
+    assert (marks(), holds()) == ("at its rate 2 keys at their rate", (0, 2, True))
+    app.keys.pause("default", "acme").unwrap()
+    assert (marks(), holds()) == ("at its rate 1 key paused 1 key at its rate", (1, 1, True))
+    connection.execute("DELETE FROM horsies_tasks")
+    assert (marks(), holds()) == ("", (0, 0, False))
+
+
+def test_a_large_number_of_held_keys_is_shown_as_a_lower_bound(
+    horsies: Run, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horsies.monitor.overview.HELD_KEYS_MOST", 2)
+    monkeypatch.setattr("horsies.cli.status.HELD_KEYS_MOST", 2)
+    add_worker(connection)
+    for key in ("acme", "globex", "initech"):
+        add_keyed(connection, key)
+        limit(connection, key, paused_at="2026-01-01")
+    assert "2+ keys paused" in " ".join(horsies("status").out.split())
+
+
 # horsies keys
 
 

@@ -38,6 +38,7 @@ from horsies.db.statements.explain import (
     list_due_names,
     list_places,
 )
+from horsies.db.statements.keys import KEYS
 from horsies.db.statements.lookup import (
     LOOKUP,
     end_of_attempts,
@@ -92,7 +93,7 @@ STATEMENTS = [
     pytest.param(statement, id=name)
     for catalogue in (
         *(ACTIONS, MONITOR, DASHBOARD, LOOKUP, QUEUES, MEASURES, METRICS, DOCTOR, EXPLAIN),
-        TRACES,
+        *(TRACES, KEYS),
     )
     for name, statement in catalogue.statements.items()
 ]

@@ -25,6 +25,7 @@ from horsies.db.statements.blocked import BlockedRow
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.modules import Deferred
 from horsies.monitor.overview import (
+    HELD_KEYS_MOST,
     Overview,
     QueueOverview,
     WorkerHealth,
@@ -35,6 +36,7 @@ from horsies.monitor.overview import (
 )
 from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerResult
+from horsies.words import counted
 
 if TYPE_CHECKING:
     from horsies.monitor import documents
@@ -66,8 +68,10 @@ def status(
     CAP is a queue's max_concurrency in its workers' configuration, or in the application's if no worker
     serves it. DUE tasks can be claimed now; DELAYED tasks are due later. Both are counted up to 10,000
     per queue, and shown as "10,000+" beyond that. OLDEST is the waiting time of the oldest due task.
-    Rates count the attempts that ended within the last minute; FAILED/MIN leaves out attempts that will
-    be retried. A task or run is BLOCKED if the database refuses its next change; workers try again.
+    DONE/MIN and FAILED/MIN count the attempts that ended within the last minute; FAILED/MIN leaves out
+    attempts that will be retried. Lines below a queue's name show what holds its tasks back: a pause, a
+    missing worker, its rate, or the pauses and rates of its keys. A task or run is BLOCKED if the
+    database refuses its next change; workers try again.
 
     With --watch, a terminal is redrawn, while other output gets one report after another. Each of
     several databases has its own report; those that cannot be read are named on standard error.
@@ -157,10 +161,8 @@ def print_queues(queues: Sequence[QueueOverview]) -> None:
     table = output.plain_table("QUEUE", *_QUEUE_COUNTS, flexible="QUEUE")
     for queue in queues:
         name = output.safe_text(queue.name)
-        if queue.paused_at is not None:
-            name.append("\npaused", "yellow")
-        if not queue.workers:
-            name.append("\nno worker", "yellow")
+        for mark in _marks(queue):
+            name.append(f"\n{mark}", "yellow")
         rates = (queue.done_per_minute, queue.failed_per_minute)
         table.add_row(
             name,
@@ -173,6 +175,24 @@ def print_queues(queues: Sequence[QueueOverview]) -> None:
             *(f"{rate:,.0f}" for rate in rates),
         )
     output.print_parts(table if queues else nothing)
+
+
+def _marks(queue: QueueOverview) -> Iterator[str]:
+    """Yield why due tasks of a queue may not start: its pause, its workers, its rate and its keys."""
+    if queue.paused_at is not None:
+        yield "paused"
+    if not queue.workers:
+        yield "no worker"
+    if queue.rate_wait_seconds is not None:
+        yield "at its rate"
+    if queue.paused_keys:
+        yield f"{_keys(queue.paused_keys)} paused"
+    if queue.rated_keys:
+        yield f"{_keys(queue.rated_keys)} at {'its' if queue.rated_keys == 1 else 'their'} rate"
+
+
+def _keys(count: int) -> str:
+    return f"{count:,}+ keys" if count == HELD_KEYS_MOST else counted(count, "key")
 
 
 def _waiting_text(queue: QueueOverview, count: int) -> str:

@@ -6,13 +6,14 @@ Scripts run a few cheap statements; pure functions combine their rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from horsies.db.statement import Script, one_or_none, read_rows
 from horsies.db.statements.blocked import BlockedRow, list_blocked
+from horsies.db.statements.keys import HeldQueue, list_held_queues
 from horsies.db.statements.monitor import (
     InFlightCount,
     QueueState,
@@ -52,6 +53,8 @@ ARRIVALS_SAMPLE = 2_500
 # The number up to which a queue's waiting tasks are counted exactly, so that a long queue costs no
 # more.
 WAITING_MOST = 10_000
+# The number up to which the keys of a queue that hold due tasks back are counted.
+HELD_KEYS_MOST = 1_000
 BLOCKED_SHOWN = 5
 
 # The counts of a queue without rows.
@@ -69,7 +72,9 @@ class QueueOverview:
     cap is shown.
 
     ``due`` and ``delayed`` are exact up to 10,000; if ``waiting_at_least`` is set, 10,000 is a lower
-    bound.
+    bound. ``paused_keys`` are the paused keys with due tasks, and ``rated_keys`` the other keys with due
+    tasks whose rate allows no start at present, up to 1,000 each. ``rate_wait_seconds`` is the time until
+    the queue's own rate allows the next start, if due tasks wait for it.
     """
 
     name: str
@@ -85,6 +90,9 @@ class QueueOverview:
     workers: int = 0
     caps: Sequence[int | None] = ()
     waiting_at_least: bool = False
+    paused_keys: int = 0
+    rated_keys: int = 0
+    rate_wait_seconds: float | None = None
 
     def is_at_least(self, count: int) -> bool:
         """Return whether this number of waiting tasks is a lower bound."""
@@ -159,8 +167,19 @@ def overview_script(
     names = {name for queues in lists for name in queues} | set(configured)
     served = _service_of(workers, configured)
     queues = merge_queues(names, waiting, in_flight, recent, states, served)
+    if due := sorted(one.queue_name for one in waiting if one.due):
+        queues = _with_holds(queues, (yield from read(list_held_queues(due, HELD_KEYS_MOST))))
     blocked = yield from read(list_blocked(BLOCKED_SHOWN))
     return Overview(queues, workers, blocked, blocked[0].total if blocked else 0)
+
+
+def _with_holds(queues: Iterable[QueueOverview], held: Iterable[HeldQueue]) -> list[QueueOverview]:
+    """Add the keys and rates that hold due tasks back."""
+    by_name = {one.name: one._asdict() for one in held}
+    return [
+        replace(queue, **by_name[queue.name]) if queue.name in by_name else queue
+        for queue in queues
+    ]
 
 
 def arrivals_script() -> Script[dict[str, float]]:

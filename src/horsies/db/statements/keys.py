@@ -62,6 +62,16 @@ class KeyCounts(NamedTuple):
     paused: int
 
 
+class HeldQueue(NamedTuple):
+    """A queue whose due tasks wait for paused keys or for rates."""
+
+    name: str
+    paused_keys: int
+    rated_keys: int
+    # None if the queue's own rate allows a start.
+    rate_wait_seconds: float | None
+
+
 @KEYS.statement
 def list_keys(queue: str, limit: int, most: int) -> KeyState: ...
 @KEYS.statement
@@ -90,6 +100,8 @@ def find_paused_keys(queue: str | None, limit: int, most: int) -> KeyState: ...
 def list_limited_queues() -> QueueName: ...
 @KEYS.statement
 def count_keys(most: int) -> KeyCounts: ...
+@KEYS.statement
+def list_held_queues(names: Sequence[str], most: int) -> HeldQueue: ...
 
 
 KEYS.complete()
