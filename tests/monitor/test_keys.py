@@ -324,6 +324,29 @@ def test_the_command_lists_changes_and_shows_keys(horsies: Run, connection: Data
     ]
 
 
+def test_a_list_of_keys_fits_a_terminal_and_its_json_is_whole(
+    horsies: Run, connection: Database
+) -> None:
+    add_worker(connection)
+    key = f"customer-{'x' * 200}-eu"
+    reason = f"task {add_task(connection)} failed: CARD_REFUSED: {'the bank said no ' * 20}."
+    add_keyed(connection, key, 2)
+    limits: dict[str, Any] = {"max_concurrency": 10_000, "rate_seconds": 3.6, "rate_burst": 1_000}
+    limit(connection, key, weight=2.5, paused_at="2026-01-01", pause_reason=reason, **limits)
+    lines = horsies("keys", "list", "default").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 15
+    assert lines[1].startswith("customer-x")
+    assert lines[1].split()[1:3] == ["2", "0"]
+    assert lines[1].endswith("paused")
+    shown = "".join(line.split("  ")[0].strip() for line in lines)
+    assert "…" in shown
+    assert "x-eu" in shown
+    assert "since2026-01-01" in shown.replace(" ", "")
+    (found,) = json.loads(horsies("keys", "list", "default", "--json").out)["keys"]
+    assert (found["key"], found["pause_reason"]) == (key, reason)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, assert_never
+from typing import Annotated, assert_never
 
 import typer
 
 from horsies.cli import output
+from horsies.cli.layout import Text
 from horsies.cli.locator import name_before_locator
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.session import JsonOption, ReasonOption, open_session, unwrap_or_exit
@@ -27,6 +29,11 @@ from horsies.monitor.keys import (
 from horsies.tasks.broker import BrokerResult
 
 _COLUMNS = ("KEY", "DUE", "IN FLIGHT", "LIMITS", "STATE")
+# The widths that let a list of keys fit a terminal: longer keys and reasons of pauses are cut, and longer
+# limits continue on the next line.
+_KEY_WIDTH = 60
+_REASON_WIDTH = 120
+_LIMITS_WIDTH = 28
 
 
 class KeyAction(StrEnum):
@@ -88,6 +95,8 @@ def keys(  # noqa: PLR0913, PLR0917
     A list has the keys that were changed manually, and those with tasks in flight or due tasks. Workers on
     every host start no more tasks of a paused key; running tasks continue, and so do other keys. The limits
     of set apply to one key instead of those of its queue, until clear.
+
+    A list cuts long keys and reasons; show and --json print them whole.
 
     Exit codes: 0 done, 1 failure, 4 no such queue.
 
@@ -175,11 +184,30 @@ def _print_all(states: Sequence[KeyState], limit: int, as_json: bool) -> None:
         return
     table = output.plain_table(*_COLUMNS, flexible="KEY")
     for one in states:
-        cells: list[Any] = [output.safe_text(one.key), _due(one), f"{one.in_flight:,}"]
-        table.add_row(*cells, limit_words(one), output.safe_text(_state(one)))
+        limits = textwrap.fill(limit_words(one), _LIMITS_WIDTH)
+        state = "paused" if one.is_paused else "open"
+        table.add_row(_name_and_pause(one), _due(one), f"{one.in_flight:,}", limits, state)
     output.print_parts(table if states else "No key of this queue has tasks or limits of its own.")
     if len(states) == limit:
         typer.echo(f"The first {limit:,} keys are shown; there may be more.")
+
+
+def _name_and_pause(state: KeyState) -> Text:
+    """Return the key and, below it, since when and why it is paused."""
+    name = output.safe_text(_cut(state.key, _KEY_WIDTH))
+    if state.paused_at is not None:
+        reason = _cut(f": {state.pause_reason}", _REASON_WIDTH) if state.pause_reason else ""
+        since = f"\nsince {output.timestamp(state.paused_at)}{reason}"
+        name.append_text(output.safe_text(since, "yellow"))
+    return name
+
+
+def _cut(text: str, width: int) -> str:
+    """Return a text that fits, without its middle if it is longer: similar keys often differ at the end."""
+    if len(text) <= width:
+        return text
+    end = width // 3
+    return f"{text[: width - end - 1]}…{text[-end:]}"
 
 
 def _print_one(state: KeyState, as_json: bool) -> None:
