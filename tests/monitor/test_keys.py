@@ -476,6 +476,20 @@ def test_a_queue_that_its_rate_holds_back_is_not_stuck(
     assert [one.code for one in report.findings] == ["QUEUE_STUCK"]
 
 
+def test_tasks_of_paused_keys_keep_no_other_queue_waiting(
+    doors: Doors, connection: Database
+) -> None:
+    add_worker(connection, queues=["first", "mail"], known_tasks=None)
+    add_keyed(connection, "acme", 3, queue="first")
+    waiting = add_task(connection, queue_name="mail")
+    assert "first (3 due)" in the(doors.task(waiting), "BETTER_QUEUES_FIRST").sentence
+    limit(connection, "acme", queue="first", paused_at="2026-01-01")
+    assert codes(doors.task(waiting)) == ["SHOULD_START_NOW"]
+    assert "BETTER_QUEUES_FIRST" not in codes(doors.queue("mail"))
+    add_keyed(connection, "globex", queue="first")
+    assert "first (1 due)" in the(doors.queue("mail"), "BETTER_QUEUES_FIRST").sentence
+
+
 # The doctor and the gauges
 
 

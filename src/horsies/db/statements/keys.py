@@ -72,6 +72,13 @@ class HeldQueue(NamedTuple):
     rate_wait_seconds: float | None
 
 
+class PausedDue(NamedTuple):
+    """How many due tasks of a queue belong to paused keys."""
+
+    name: str
+    due: int
+
+
 @KEYS.statement
 def list_keys(queue: str, limit: int, most: int) -> KeyState: ...
 @KEYS.statement
@@ -102,6 +109,8 @@ def list_limited_queues() -> QueueName: ...
 def count_keys(most: int) -> KeyCounts: ...
 @KEYS.statement
 def list_held_queues(names: Sequence[str], most: int) -> HeldQueue: ...
+@KEYS.statement
+def count_paused_due(names: Sequence[str], most: int) -> PausedDue: ...
 
 
 KEYS.complete()

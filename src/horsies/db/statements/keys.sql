@@ -147,3 +147,17 @@ WHERE held.lane = 0 OR (
       AND task.queue_name = held.queue_name AND task.lane = held.lane
     ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1)
 GROUP BY held.queue_name
+
+-- name: count_paused_due
+-- For each of these queues: how many due tasks belong to paused keys, counted up to "most".
+SELECT queue.name, (
+    SELECT count(*) FROM (
+        SELECT FROM horsies_lanes AS stored CROSS JOIN LATERAL (
+            SELECT FROM horsies_tasks AS task
+            WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+              AND task.queue_name = queue.name AND task.lane = stored.lane
+              AND (task.next_retry_at <= now()) IS NOT FALSE
+            ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(most)s::integer) AS front
+        WHERE stored.queue_name = queue.name AND stored.lane <> 0 AND stored.paused_at IS NOT NULL
+        LIMIT %(most)s::integer) AS counted) AS due
+FROM unnest(%(names)s::text[]) AS queue (name)

@@ -42,7 +42,14 @@ from horsies.db.statements.explain import (
     read_clock,
     read_meter,
 )
-from horsies.db.statements.keys import KeyState, find_paused_keys, list_limited_queues, read_lane
+from horsies.db.statements.keys import (
+    KeyState,
+    PausedDue,
+    count_paused_due,
+    find_paused_keys,
+    list_limited_queues,
+    read_lane,
+)
 from horsies.db.statements.monitor import (
     QueueName,
     RecentAttempts,
@@ -86,6 +93,8 @@ RATE_SAMPLE = 2_000
 NODES_EXPLAINED = 3
 # A queue's explanation names at most this many paused keys.
 KEYS_EXPLAINED = 5
+# The number up to which the due tasks of a queue's paused keys are counted.
+PAUSED_COUNT_MAX = 100_000
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 
@@ -207,9 +216,7 @@ def _queue_situation(
     last = None
     if not servers_of(name, workers):
         last = one_or_none((yield find_last_server(name)))
-    others: list[DueCount] = []
-    if before := queues_before(name, workers):
-        others = yield count_due(before, COUNT_MAX + 1)
+    others = yield from _due_without_paused_keys(queues_before(name, workers))
     refused: list[RefusedCalls] = yield list_refused(COUNT_MAX)
     return QueueSituation(
         name=name,
@@ -226,6 +233,16 @@ def _queue_situation(
         limits_keys=name in [one.name for one in (yield list_limited_queues())],
         is_rated=bool((yield list_rated_queues([name]))),
     )
+
+
+def _due_without_paused_keys(names: Sequence[str]) -> Script[list[DueCount]]:
+    """Count the due tasks of these queues, except those of paused keys, which delay no other tasks."""
+    if not names:
+        return []
+    held: list[PausedDue] = yield count_paused_due(names, PAUSED_COUNT_MAX)
+    paused = {one.name: one.due for one in held}
+    counts: list[DueCount] = yield count_due(names, COUNT_MAX + 1 + max(paused.values()))
+    return [one._replace(due=one.due - paused[one.name]) for one in counts]
 
 
 def _recovery() -> Script[dict[str, dict[str, Any]]]:

@@ -54,10 +54,10 @@ class QueueSituation:
     """A queue, the cluster's open workers, and the tasks in flight.
 
     ``workers`` are all workers that have not shut down; ``recovery`` has their recovery settings if
-    needed. ``others`` are the due tasks of queues that all of this queue's workers serve first;
-    ``refused`` are the due tasks of any queue that none of its workers can call. ``paused_by`` is the
-    operator who paused the queue, if recorded. ``unknown_names`` are the names of waiting tasks that no
-    worker has.
+    needed. ``others`` are the due tasks of queues that all of this queue's workers serve first, without
+    the tasks of paused keys; ``refused`` are the due tasks of any queue that none of its workers can
+    call. ``paused_by`` is the operator who paused the queue, if recorded. ``unknown_names`` are the names
+    of waiting tasks that no worker has.
     """
 
     name: str
