@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -42,7 +43,7 @@ from horsies.monitor.diagnose.server import (
 from horsies.monitor.facts import Facts, Limits
 from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
 from tests.support.command_line import Run
-from tests.support.database import Database, created_database, template_database
+from tests.support.database import Database, created_database, lock_waiters, template_database
 from tests.support.pgbouncer import find_pgbouncer, running_pgbouncer
 from tests.support.rows import (
     add_attempt,
@@ -53,6 +54,7 @@ from tests.support.rows import (
     add_worker,
     ago,
 )
+from tests.support.wait import wait_until
 
 RED, YELLOW, UNKNOWN = Level.RED, Level.YELLOW, Level.UNKNOWN
 FRESH = "01a1dd00-0000-7000-8000-000000000001"
@@ -211,6 +213,51 @@ def test_an_open_transaction_is_named_and_can_be_ended(
     finally:
         open_one.close()
     assert findings(broker, "held-xmin", limits) == []
+
+
+def test_a_running_schema_change_is_not_to_be_ended(
+    broker: PostgresBroker, patient: Database, patient_url: str
+) -> None:
+    def found(pid: int) -> Finding:
+        limits = Limits(xmin_seconds=(0.0, 0.0))
+        held = findings(broker, "held-xmin", limits)
+        return next(one for one in held if f"pid {pid} " in one.sentence)
+
+    patient.execute("CREATE TABLE orders ()")
+    with (
+        psycopg.connect(patient_url) as reader,
+        psycopg.connect(patient_url, application_name="deploy") as deploy,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        reader.execute("SELECT FROM orders")
+        deploy.execute("SELECT pg_current_xact_id()")
+        pid = deploy.info.backend_pid
+        assert found(pid).is_sql
+        change = "/* release 7 */ ALTER TABLE orders ADD COLUMN note text"
+        running = pool.submit(deploy.execute, change)
+        try:
+            wait_until(lambda: lock_waiters(patient, pid) == 1)
+            changing = found(pid)
+        finally:
+            reader.rollback()
+            running.result()
+            deploy.rollback()
+            patient.execute("DROP TABLE orders")
+    assert changing.level is RED
+    assert changing.sentence.startswith(f"The schema change of pid {pid} (deploy, active) has")
+    assert (changing.remedy or "").startswith("wait until the schema change has ended")
+    assert not changing.is_sql
+
+
+@pytest.mark.parametrize("role", ["migrate", "schema"])
+def test_a_migration_of_horsies_is_not_to_be_ended(
+    broker: PostgresBroker, patient_url: str, role: str
+) -> None:
+    with psycopg.connect(patient_url, application_name=f"horsies:{role}") as migration:
+        migration.execute("SELECT pg_current_xact_id()")
+        label = f"The schema change of pid {migration.info.backend_pid} "
+        held = findings(broker, "held-xmin", Limits(xmin_seconds=(0.0, 0.0)))
+    assert [one.is_sql for one in held if one.sentence.startswith(label)] == [False]
 
 
 def test_an_empty_database_needs_a_migration(

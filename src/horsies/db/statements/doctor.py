@@ -94,6 +94,8 @@ class XminHolder(NamedTuple):
     # None for a replication slot, which has no start time.
     seconds: float | None
     transactions: int
+    # Whether the session is changing the schema, so that it must not be ended.
+    changes_schema: bool = False
 
 
 class ClaimIndex(NamedTuple):

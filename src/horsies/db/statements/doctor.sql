@@ -83,19 +83,23 @@ ORDER BY name
 
 -- name: find_xmin_holders
 -- Transactions and slots that keep vacuum from removing dead rows: sessions in this database, standbys, replication
--- slots, prepared transactions. The text of a session's statement is omitted, because it may contain arguments.
+-- slots, prepared transactions. The text of a session's statement is omitted, because it may contain arguments; it only
+-- decides whether the session changes the schema, as the sessions of "horsies migrate" do.
 SELECT 'session' AS kind, pid::text AS name, concat_ws(', ', nullif(application_name, ''), state) AS detail,
     extract(epoch FROM clock_timestamp() - coalesce(xact_start, backend_start))::float8 AS seconds,
-    age(coalesce(backend_xmin, backend_xid))::bigint AS transactions
+    age(coalesce(backend_xmin, backend_xid))::bigint AS transactions,
+    coalesce(application_name IN ('horsies:migrate', 'horsies:schema') OR state = 'active' AND query ~*
+        '^(\s|--[^\n]*\n|/\*.*\*/|BEGIN[^;]*;)*(ALTER|DROP|REINDEX|CREATE\s+(UNIQUE\s+)?INDEX)\y', false)
+        AS changes_schema
 FROM pg_stat_activity
 WHERE (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND pid <> pg_backend_pid()
   AND backend_type <> 'autovacuum worker' AND (datname IS NULL OR datname = current_database())
 UNION ALL
-SELECT 'slot', slot_name::text, CASE WHEN active THEN 'active' ELSE 'inactive' END, NULL, age(xmin)::bigint
+SELECT 'slot', slot_name::text, CASE WHEN active THEN 'active' ELSE 'inactive' END, NULL, age(xmin)::bigint, false
 FROM pg_replication_slots WHERE xmin IS NOT NULL
 UNION ALL
 SELECT 'prepared', gid::text, owner::text, extract(epoch FROM clock_timestamp() - prepared)::float8,
-    age(transaction)::bigint
+    age(transaction)::bigint, false
 FROM pg_prepared_xacts WHERE database = current_database()
 ORDER BY transactions DESC, name LIMIT 20
 

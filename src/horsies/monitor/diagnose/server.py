@@ -75,7 +75,7 @@ def judge_xmin(holders: Iterable[XminHolder], limits: Limits) -> Iterator[Findin
         if grade is not None:
             sentence, remedy = _xmin_words(holder)
             evidence = [f"{holder.transactions:,} transactions began since"]
-            yield grade(sentence, remedy, evidence, is_sql=True)
+            yield grade(sentence, remedy, evidence, is_sql=not holder.changes_schema)
 
 
 def _xmin_words(holder: XminHolder) -> tuple[str, str]:
@@ -90,6 +90,9 @@ def _xmin_words(holder: XminHolder) -> tuple[str, str]:
             return f"The replication slot {keeps}.", remedy
         case "prepared":
             return f"The prepared transaction {since}", f"ROLLBACK PREPARED '{holder.name}';"
+        case _ if holder.changes_schema:
+            advice = "wait until the schema change has ended; if you end its session, it is undone"
+            return f"The schema change of pid {since}", advice
         case _:
             return f"The transaction of pid {since}", f"SELECT pg_terminate_backend({holder.name});"
 
