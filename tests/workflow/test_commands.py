@@ -273,6 +273,24 @@ def test_maps_sleeps_signals_and_sub_workflows_are_drawn_with_their_progress(
     assert [line.split("  ")[0] for line in drawn[1:]] == [line.split("  ")[0] for line in lines]
 
 
+def test_a_time_that_has_passed_is_not_drawn(
+    horsies: Run, app: Horsies, connection: Database
+) -> None:
+    go: SignalNode[Any] = SignalNode("go", node_id="go", timeout=timedelta(hours=1))
+    nap = SleepNode(3600, node_id="nap")
+    waiting = app.workflow("waits", [go, nap], definition_key="operate.waits").start().unwrap()
+
+    def waits() -> list[str]:
+        lines = picture_of(horsies("workflow", "show", waiting.workflow_id).out)
+        return [line.split("  ")[0].split()[-1] for line in lines if "  until 20" in line]
+
+    assert waits() == ["go", "nap"]
+    waiting.signal("go").unwrap()
+    assert waits() == ["nap"]
+    connection.execute("UPDATE horsies_tasks SET enqueued_at = now() WHERE enqueued_at > now()")
+    assert waits() == []
+
+
 def test_what_is_held_is_drawn_as_paused(
     horsies: Run, hands: Hands, handle: WorkflowHandle[int]
 ) -> None:

@@ -179,7 +179,9 @@ class RunRow(NamedTuple):
 
 
 class TreeNode(NamedTuple):
-    """A node for display; ``due_at`` is the time at which a sleep, or the wait for a signal, ends."""
+    """A node for display; ``due_at`` is the time in the future at which a sleep, or the wait for a signal,
+    ends.
+    """
 
     workflow_id: str
     task_index: int

@@ -184,8 +184,8 @@ SELECT node.workflow_id::text, node.task_index, node.node_id, node.kind, node.ta
     node.sub_workflow_id::text, node.sub_workflow_name,
     CASE WHEN node.status = 'FAILED' THEN coalesce(
         node.result::json #>> '{err,error_code,__builtin_task_code__}', task.error_code) END AS error_code,
-    CASE WHEN node.status = 'ENQUEUED' AND task.enqueued_at < horsies_never_v1()
-         THEN task.enqueued_at END AS due_at,
+    CASE WHEN node.status = 'ENQUEUED' AND task.status = 'PENDING' AND task.enqueued_at > now()
+          AND task.enqueued_at < horsies_never_v1() THEN task.enqueued_at END AS due_at,
     coalesce(node.started_at, task.started_at) AS started_at, node.completed_at,
     CASE WHEN node.status <> 'SKIPPED' THEN extract(epoch FROM coalesce(node.completed_at, now())
         - CASE WHEN node.kind IN ('sleep', 'signal') THEN node.enqueued_at
