@@ -158,6 +158,17 @@ def test_a_full_server_is_described_and_passes(private_server: PrivateServer) ->
     assert is_transient(error)
 
 
+def test_a_full_disk_of_the_server_is_described_and_passes(connection: Connection[Any]) -> None:
+    message = 'could not extend file "base/5/16384": No space left on device'
+    with pytest.raises(errors.DiskFull) as caught:
+        connection.execute(
+            f"DO $$ BEGIN RAISE disk_full USING MESSAGE = '{message}'; END $$".encode()
+        )
+    assert_one_sentence(describe(caught.value), "The disk of the database server is full; free")
+    assert message in describe(caught.value)
+    assert is_transient(caught.value)
+
+
 @pytest.mark.parametrize(
     "password", ["hunter%2", "hun ter2", "hunter%00", "hun@ter2", "[hunter2", "hunter2%"]
 )

@@ -74,6 +74,7 @@ _NO_FREE_SLOT = "PostgreSQL has no free connection slot; lower the pool sizes or
 _READS_ONLY = (
     "PostgreSQL takes only reads here, as a standby does; wait for its failover or correct the host"
 )
+_DISK_FULL = "The disk of the database server is full; free space there"
 _QUEUE_FULL = (
     "PostgreSQL's notification queue is full; end the session that listens and stays in a transaction, "
     "see pg_stat_activity"
@@ -286,6 +287,8 @@ def describe(error: BaseException) -> str:
         )
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return f"{_NO_RIGHT} ({text})."
+    if isinstance(error, psycopg.errors.DiskFull):
+        return f"{_DISK_FULL} ({text})."
     if is_notification_queue_full(error):
         return f"{_QUEUE_FULL} ({text})."
     if (explained := _remedy(text.lower())) is not None:
