@@ -25,6 +25,7 @@ from horsies.monitor.measures import BOUNDS, BUCKETS, NAMES_MAX
 from horsies.states import TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, Outcome
 from horsies.worker.agenda import NEVER
+from horsies.worker.host_clock import HostClock
 
 # Writes one line per ended attempt, after the next tasks have been given to the children. A line costs
 # about 20 µs; --quiet-tasks raises the logger's level.
@@ -101,8 +102,7 @@ class Tally:
         # worker's clock.
         self._minute = 0
         self._minute_at = self._minute_ends_at = 0.0
-        # The offset of the database's clock from this host's.
-        self._ahead_seconds = 0.0
+        self._clock = HostClock()
         self.flush_at = NEVER
         # How many tasks were given to idle children, and how many were placed behind another task.
         self.handed_alone = 0
@@ -113,10 +113,8 @@ class Tally:
         self.turn_buckets = [0] * (len(TURN_BOUNDS) + 1)
 
     def note_clock(self, database_now: datetime, taken_seconds: float) -> None:
-        """Set the database's time, which was requested ``taken_seconds`` ago; on average it was read
-        halfway through that time.
-        """
-        self._ahead_seconds = database_now.timestamp() - (time.time() - taken_seconds / 2)
+        """Set the database's time, which was requested ``taken_seconds`` ago."""
+        self._clock.note(database_now, time.time(), taken_seconds)
 
     def note_starts(self, tasks: Sequence[ClaimedTask], behind: int = 0) -> None:
         """Count tasks that were given to children, ``behind`` of them behind another task."""
@@ -177,7 +175,7 @@ class Tally:
 
     def _now(self) -> float:
         """Set the database's time; counts from now on belong to its minute."""
-        now = time.time() + self._ahead_seconds
+        now = time.time() + self._clock.ahead_seconds
         if not self._minute_at <= now < self._minute_ends_at:
             self._begin_minute(int(now // 60))
         return now
