@@ -156,6 +156,30 @@ def test_a_lane_that_gave_its_place_to_the_plain_ones_is_met_again_in_the_same_c
         assert set(ring.claim(3)) == {"-50", "-200", None}
 
 
+def test_the_turn_of_tasks_without_a_key_locks_no_task_of_the_next_key(
+    connection: Database, process_url: str
+) -> None:
+    add_task(connection, lane_key="70", lane=70, held=True)
+    add_task(connection)
+    ring = Ring(connection)
+    ring.cursor = 0
+    with psycopg.connect(process_url) as other, other.transaction():
+        others = Ring(other)
+        others.cursor = -100
+        assert others.claim(1) == [None]
+        assert ring.claim(1) == ["70"]
+
+
+@pytest.mark.parametrize("children", [2, 20])
+def test_a_first_task_that_has_expired_hides_no_other(connection: Database, children: int) -> None:
+    add_keyed(connection, "a", enqueued_at=ago(9), good_until=ago(5))
+    add_keyed(connection, "a", enqueued_at=ago(3))
+    add_keyed(connection, "b", enqueued_at=ago(9), good_until=ago(5))
+    ring = Ring(connection)
+    assert ring.claim(children) == ["a"]
+    assert ring.is_drained
+
+
 def test_a_lane_that_runs_empty_leaves_no_child_idle(connection: Database) -> None:
     for lane, count in {-50: 1, 10: 5, 20: 5}.items():
         for _ in range(count):

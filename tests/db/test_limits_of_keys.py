@@ -91,10 +91,16 @@ def test_two_keys_with_the_same_number_share_a_lane_and_keep_their_names(
     assert [key_of(connection, task) for task in (first, second)] == ["acme", "zeta"]
 
 
-def test_a_cap_of_zero_pauses_all_keys_and_nothing_else(connection: Database) -> None:
+def test_a_cap_of_zero_pauses_all_keys_and_nothing_else(
+    connection: Database, process_url: str
+) -> None:
     limit(connection, max_concurrency=0)
     add_keyed(connection, "a", 2)
-    assert Ring(connection).claim(8) == []
+    ring = Ring(connection)
+    with psycopg.connect(process_url) as other, other.transaction():
+        assert Ring(other).claim(8) == []
+        assert ring.claim(8) == []
+    assert ring.wait_seconds == 0, "no claim locks a full key, so none has to look again"
 
 
 def test_a_paused_key_waits_and_others_run(connection: Database) -> None:

@@ -241,6 +241,8 @@ DECLARE
     search_began_at timestamptz;
     -- The queues in which this claim has also searched the marked lanes from their fronts.
     searched text[] := '{}';
+    -- The queues that this claim has searched and whose keys have no limits, so that no limit has turned away a worker.
+    unlimited text[] := '{}';
 BEGIN
     IF p_cluster_cap IS NOT NULL OR array_remove(p_queue_caps, NULL) <> '{}' THEN
         PERFORM horsies_lock_caps(p_queues, p_queue_caps, p_cluster_cap);
@@ -309,6 +311,7 @@ BEGIN
                     search_us := greatest(
                         search_us, extract(microseconds FROM clock_timestamp() - search_began_at)::integer);
                     run_ids := keyed.ids;
+                    unlimited := CASE WHEN keyed.has_limits THEN unlimited ELSE unlimited || queue END;
                     -- Search again only if tasks were found; otherwise blocked lanes would keep the loop running
                     -- forever.
                     IF taken < idle AND places > idle AND p_queue_caps[position] IS NULL AND run_ids <> '{}'
@@ -420,7 +423,7 @@ BEGIN
     IF p_rate_seconds <> '{}' THEN
         PERFORM horsies_note_starts(p_queues, taken_here, p_rate_seconds, p_rate_bursts);
     END IF;
-    IF p_freed_lanes <> '{}' THEN
+    IF p_freed_lanes <> '{}' AND NOT p_freed_queues <@ unlimited THEN
         PERFORM horsies_offer_lanes(p_freed_queues, p_freed_lanes, taken_keyed, p_marked_lanes, searched);
     END IF;
     IF p_freed <> '{}' THEN
