@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psycopg
@@ -27,6 +28,8 @@ from horsies.db.database import (
 )
 
 LIMITS = PoolLimits(kept=1, most=3, wait_seconds=0.1, lifetime_seconds=100)
+# For threads that wait for each other.
+PATIENT = replace(LIMITS, wait_seconds=60)
 
 
 class Server:
@@ -121,7 +124,7 @@ def test_a_connection_is_used_again(server: Server) -> None:
 
 
 def test_as_many_are_opened_as_are_needed_at_once_and_no_more(server: Server) -> None:
-    pool = Pool(server.connect, LIMITS)
+    pool = Pool(server.connect, PATIENT)
     borrow(pool, 3)
     with ThreadPoolExecutor(10) as threads:
         list(threads.map(lambda _: borrow(pool, 1), range(30)))

@@ -151,10 +151,9 @@ class Turn:
 
     def meet(self, fault: Fault | None) -> None:
         outcomes = [Outcome.completed(self.held, '{"ok":1}')]
-        patience, self.pipeline.timeout_seconds = (
-            self.pipeline.timeout_seconds,
-            self.timeout_seconds,
-        )
+        patience = self.pipeline.timeout_seconds
+        if fault is not None:
+            self.pipeline.timeout_seconds = self.timeout_seconds
         try:
             turned = self.turn(outcomes)
             self.pipeline.timeout_seconds = patience
@@ -244,10 +243,9 @@ class Failing(Turn):
 
     def meet(self, fault: Fault | None) -> None:
         divide = Statement("divide", "SELECT 1 / 0", lambda: None, Nothing)
-        patience, self.pipeline.timeout_seconds = (
-            self.pipeline.timeout_seconds,
-            self.timeout_seconds,
-        )
+        patience = self.pipeline.timeout_seconds
+        if fault is not None:
+            self.pipeline.timeout_seconds = self.timeout_seconds
         with pytest.raises((psycopg.errors.DivisionByZero, psycopg.OperationalError)):
             self.pipeline.run([divide()])
         self.pipeline.timeout_seconds = patience

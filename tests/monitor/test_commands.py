@@ -220,12 +220,18 @@ def test_json_has_the_same_keys_with_and_without_values(horsies: Run, database: 
 
 
 def test_tasks_are_listed_with_their_errors(horsies: Run, database: Database) -> None:
-    failed = add_task(database, task_name="charge", status="FAILED", error_code="GATEWAY_DOWN")
-    waiting = add_task(database, queue_name="mail")
+    failed = add_task(
+        database,
+        task_name="charge",
+        status="FAILED",
+        error_code="GATEWAY_DOWN",
+        created_at=ago(3720),
+    )
+    waiting = add_task(database, queue_name="mail", created_at=ago(3720))
     lines = horsies("tasks").out.splitlines()
     assert lines[0].split() == ["ID", "STATUS", "AGE", "TASK"]
-    assert lines[1].split() == [waiting, "PENDING", "0s", "work", "on", "mail"]
-    assert lines[2].split() == [failed, "FAILED", "0s", "charge", "on", "default"]
+    assert lines[1].split() == [waiting, "PENDING", "1h02m", "work", "on", "mail"]
+    assert lines[2].split() == [failed, "FAILED", "1h02m", "charge", "on", "default"]
     assert lines[3].split() == ["GATEWAY_DOWN"]
 
 

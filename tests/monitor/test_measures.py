@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -42,10 +42,12 @@ def read(app: Horsies, script: Any) -> Any:
 
 
 def test_counts_of_the_same_minute_add_up(app: Horsies, connection: Database) -> None:
+    now = datetime.now(UTC)
     for _ in range(2):
         add(
             connection,
             [(1, "mail", "send", 3), (1, "mail", "render", 1), (5, "reports", "make", 2)],
+            now,
         )
     series: Series = read(app, read_measures_script(10 * MINUTE, MINUTE))
     assert len(series.slots) == 11

@@ -296,7 +296,7 @@ def test_the_time_to_drain_a_queue_follows_from_the_rate_of_ended_tasks() -> Non
 def get(port: int, path: str, accept: str = "") -> tuple[int, str]:
     request = Request(f"http://127.0.0.1:{port}{path}", headers={"Accept": accept})
     try:
-        with urlopen(request, timeout=5) as response:
+        with urlopen(request, timeout=30) as response:
             return response.status, response.read().decode()
     except HTTPError as error:
         with error:

@@ -293,6 +293,7 @@ def test_a_scheduler_gives_the_others_time_after_the_database_stood_still(
         wait_until(lambda: not scheduler._is_on_time())
     step.join()
     assert state(connection)["config_hash"] == of_others
+    monkeypatch.setattr(service_module, "STALL_SECONDS", 60.0)
     scheduler.wake()
     scheduler.step()
     assert state(connection)["config_hash"] != of_others, "nothing serves it after the next look"

@@ -195,6 +195,13 @@ def test_a_result_by_id_is_plain_json_and_typed_when_the_task_is_named(
 # Waiting or not, and what is remembered
 
 
+@pytest.fixture
+def maintained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's own maintenance may lock a table for a short time."""
+    monkeypatch.setattr("horsies.tasks.waiters._OBSTACLE_LOCK_MS", 10_000)
+
+
+@pytest.mark.usefixtures("maintained")
 def test_an_unfinished_task_times_out_and_can_be_asked_again(
     app: Horsies, add: Task, connection: Database, call: Call
 ) -> None:
@@ -210,6 +217,7 @@ def test_an_unfinished_task_times_out_and_can_be_asked_again(
     assert call(app, handle, "get", timeout_ms=30_000).ok_value == 1
 
 
+@pytest.mark.usefixtures("maintained")
 def test_a_timeout_names_the_obstacle_of_a_waiting_task(
     app: Horsies, add: Task, connection: Database, call: Call
 ) -> None:
@@ -237,12 +245,11 @@ def test_a_timeout_names_the_obstacle_of_a_waiting_task(
     assert "but is still connected (SILENT); see" in message()
 
 
+@pytest.mark.usefixtures("maintained")
 @pytest.mark.parametrize("code", TASK_STATES)
 def test_a_timeout_names_the_first_obstacle_of_the_explanation(
-    app: Horsies, connection: Database, call: Call, code: str, monkeypatch: pytest.MonkeyPatch
+    app: Horsies, connection: Database, call: Call, code: str
 ) -> None:
-    # The server's own maintenance may lock a table for a short time.
-    monkeypatch.setattr("horsies.tasks.waiters._OBSTACLE_LOCK_MS", 10_000)
     task_id = RED_STATES[code](connection).task_id
     assert task_id is not None
     handle: TaskHandle[Any] = app.handle(task_id)

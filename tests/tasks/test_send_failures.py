@@ -195,7 +195,7 @@ def test_a_whole_pool_the_server_has_closed_costs_no_send(
     terminate(connection, "horsies:producer")
     started = time.monotonic()
     add.send(2).unwrap()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     app.close()
 
 

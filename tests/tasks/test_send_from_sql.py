@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from horsies.task_result import TaskError
 from horsies.worker.known_tasks import task_defaults
 from tests.support.applications import add_task, app_at
 from tests.support.database import Database, lock_waiters
+from tests.support.notifications import SENTINEL, Ears
 from tests.support.rows import finish, row_of, stored_ids
 from tests.support.wait import wait_until
 
@@ -226,13 +228,12 @@ def test_many_calls_are_stored_in_their_order_with_one_notification(
 ) -> None:
     add_task(app)
     register(connection, app)
-    with psycopg.connect(process_url, autocommit=True) as listener:
-        listener.execute("LISTEN task_queue_default")
+    with closing(Ears(process_url, ("task_queue_default", SENTINEL))) as ears:
         calls = [{"task": "add", "kwargs": {"a": place}} for place in range(50)]
         calls.append({"task": "add", "kwargs": {"a": 50}, "idempotency_key": "k"})
         calls.append({"task": "add", "kwargs": {"a": 50}, "idempotency_key": "k"})
         ids = send_many(connection, calls)
-        assert len(list(listener.notifies(timeout=0.5, stop_after=2))) == 1
+        assert len(ears.heard()) == 1
     assert ids[-1] == ids[-2]
     assert stored_ids(connection) == sorted(ids[:-1]) == ids[:-1]
     kwargs = [json.loads(row_of(connection, task_id)["kwargs"]) for task_id in ids]

@@ -78,6 +78,7 @@ def test_a_frozen_session_ends_a_page_and_the_next_one_works(
             assert answer.status_code == 503, answer.text
             if path != "/readyz":
                 assert "The database did not answer for 1 s" in answer.text
+            monkeypatch.setattr(reading, "SILENCE_SECONDS", 25.0)
             assert (await asyncio.wait_for(client.get(path), 30)).status_code == 200
 
     asyncio.run(main())
@@ -94,6 +95,7 @@ def test_a_change_on_a_frozen_session_is_refused_and_not_made(
             answer = await asyncio.wait_for(client.post(path, headers=INTENT), 30)
             assert answer.status_code == 503, answer.text
             assert connection.execute("SELECT 1 FROM horsies_actions").fetchall() == []
+            monkeypatch.setattr(reading, "SILENCE_SECONDS", 25.0)
             again = await asyncio.wait_for(client.post(path, headers=INTENT), 30)
             assert again.json()["paused"] is True
 
@@ -117,6 +119,7 @@ def test_a_change_whose_session_freezes_after_its_first_read_ends(
             assert answer.status_code == 504, answer.text
             assert "look at the page again before you repeat" in answer.json()["title"]
             assert connection.execute("SELECT 1 FROM horsies_actions").fetchall() == []
+            monkeypatch.setattr(reading, "CHANGE_SECONDS", 25.0)
             again = await asyncio.wait_for(client.post(path, headers=INTENT), 30)
             assert again.json()["paused"] is True
         await dashboard.site.broker.close_async()

@@ -22,7 +22,7 @@ from tests.support.web_site import Elements
 PREFIX = "/ops/horsies"
 FILES = doc_pages.files(doc_pages.page("dashboard-access.md"))
 SETTINGS = """from horsies.web import hub
-hub.MOUNTED_SECONDS = 2.0
+hub.MOUNTED_SECONDS = 6.0
 SECRET_KEY, ROOT_URLCONF, ALLOWED_HOSTS, urlpatterns = "x", "site_settings", ["*"], []
 """
 
@@ -63,7 +63,7 @@ def test_mounted_in_fastapi_every_address_works(database_variable: str) -> None:
     namespace: dict[str, Any] = {}
     exec(compile(FILES["main.py"], "main.py", "exec"), namespace)
     dashboard = namespace["api"].routes[-1].app
-    dashboard.hub.stream_seconds = 3
+    dashboard.hub.stream_seconds = 6
 
     async def main() -> tuple[dict[str, int], httpx.Response]:
         transport = httpx.ASGITransport(namespace["api"])
