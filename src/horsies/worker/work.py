@@ -510,7 +510,8 @@ class Work:
         was_short = len(claimed) < possible
         if windows.is_on and not request.is_async:
             names = [task.task_name for task in claimed if task.burst]
-            windows.note_claim(min(claims, batch), names, is_drained=was_short)
+            if names or windows.is_open:
+                windows.note_claim(min(claims, batch), names, is_drained=was_short)
         kind.agenda.note_claim(possible, len(claimed))
         if was_short and not request.positions.looks_everywhere:
             kind.agenda.wake_at(kind.bookmarks.rested_at)

@@ -57,7 +57,7 @@ class Windows:
     window: they take a transaction, are durable or batched, or have a memory limit.
     """
 
-    __slots__ = ("_apart", "_next_depth", "_run_times", "depth", "is_on", "widest")
+    __slots__ = ("_apart", "_next_depth", "_run_times", "depth", "is_on", "is_open", "widest")
 
     def __init__(self, widest: int = 0, apart: Collection[str] = ()) -> None:
         self.widest = widest
@@ -67,6 +67,9 @@ class Windows:
         self.depth = 1
         # The lowest depth after the next full claim, unless double the current depth is more.
         self._next_depth = 1
+        # Whether one of these depths is more than 1. Until then, a claim without short tasks changes
+        # nothing, and need not be noted.
+        self.is_open = False
         self._run_times: dict[str, RunTimes] = {}
 
     def takes(self, task: ClaimedTask) -> bool:
@@ -117,3 +120,4 @@ class Windows:
             grown = max(2 * self.depth, self._next_depth)
             self.depth = min(grown, *map(self.width, set(names)))
             self._next_depth = 1
+        self.is_open = self.depth > 1 or self._next_depth > 1
