@@ -90,7 +90,7 @@ def claimed(name: str, task_id: str = "id", kwargs: str = "{}") -> ClaimedTask:
 
 def test_a_worker_without_unknown_tasks_excludes_nothing_and_never_wakes_up() -> None:
     unknown = unknown_tasks()
-    assert unknown.knows_all([claimed("old")])
+    assert unknown.knows_names(["old"])
     assert unknown.exclusions() == ((), ())
     assert unknown.next_at() == NEVER
 
@@ -99,7 +99,7 @@ def test_an_unknown_name_is_left_out_for_good_and_looked_after_once_the_grace_pe
     None
 ):
     unknown = unknown_tasks()
-    assert not unknown.knows_all([claimed("old"), claimed("new")])
+    assert not unknown.knows_names(["old", "new"])
     assert unknown.note_unknown(claimed("new"), 100.0) is None
     assert unknown.exclusions() == (["new"], [])
     assert unknown.next_at() == 100.0 + GRACE_SECONDS
@@ -174,7 +174,7 @@ def test_a_refusal_is_stored_once_per_task_in_a_text_that_every_encoding_takes()
 def test_an_unknown_sub_workflow_is_refused_without_a_fingerprint() -> None:
     unknown = unknown_tasks()
     task = claimed("horsies.expand", kwargs='{"definition_key":"new","kwargs":{}}')
-    assert not unknown.knows_all([task])
+    assert not unknown.knows_names([task.task_name])
     assert unknown.is_unknown(task)
     outcome = unknown.note_unknown(task, 100.0)
     assert outcome is not None

@@ -17,10 +17,9 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import TypeAdapter
@@ -68,7 +67,6 @@ UNRESOLVABLE_BATCH = 100
 _FINGERPRINT_CHARACTERS = 12
 # The largest bigint.
 _NO_LIMIT = 2**63 - 1
-_NAME = attrgetter("task_name")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -234,9 +232,14 @@ class UnknownTasks:
         # For each fingerprint, until when the last refused task is excluded, and when to claim refused tasks
         # again.
         self._refused: dict[str, tuple[float, float]] = {}
-        self._warned: set[Wanted] = set()
-        # The names of tasks that need no further check.
-        self._plain = known.tasks.keys() - {EXPAND_TASK}
+        # What this worker has warned of. As long as this is empty, nothing is excluded and nothing is to be
+        # checked; callers that handle every claim look here first.
+        self.warned: set[Wanted] = set()
+        # Returns whether names alone show that all of these tasks are known. It is a method of a set, because
+        # every claim calls it.
+        self.knows_names: Callable[[Iterable[str]], bool] = (
+            known.tasks.keys() - {EXPAND_TASK}
+        ).issuperset
 
     @property
     def has_exclusions(self) -> bool:
@@ -247,12 +250,6 @@ class UnknownTasks:
         if not self.has_exclusions:
             return NO_EXCLUSIONS
         return Exclusions(list(self._met_at), list(self._refused))
-
-    def knows_all(self, tasks: Iterable[ClaimedTask]) -> bool:
-        """Return whether the names alone show that all tasks are known. This must be cheap, because every
-        claim calls it.
-        """
-        return self._plain.issuperset(map(_NAME, tasks))
 
     def is_unknown(self, task: ClaimedTask) -> bool:
         """Return whether this worker has no task or sub-workflow with that name."""
@@ -330,7 +327,7 @@ class UnknownTasks:
 
     def next_at(self) -> float:
         """Return when to check refused tasks again, or to search for tasks that no worker knows."""
-        if not self._warned:
+        if not self.warned:
             return NEVER
         return min([self._check_at, *(look_at for _, look_at in self._refused.values())])
 
@@ -380,9 +377,9 @@ class UnknownTasks:
         """Log once that tasks like this one are left to other workers; the message explains why a call does
         not fit.
         """
-        if wanted in self._warned:
+        if wanted in self.warned:
             return
-        self._warned.add(wanted)
+        self.warned.add(wanted)
         queue_name = task.queue_name
         what = "workflow with the definition key" if wanted.kind == "workflows" else "task"
         one = f"{what} {wanted.name!r} on queue {queue_name!r}"

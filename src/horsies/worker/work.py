@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from horsies.app import Horsies
@@ -34,13 +35,13 @@ from horsies.tasks.recovery import (
     expire_one_by_one,
     release_one_by_one,
 )
-from horsies.worker.agenda import Shutdown, burst_step
+from horsies.worker.agenda import NEVER, Shutdown, burst_step
 from horsies.worker.busy_lanes import NO_MARKS
 from horsies.worker.config import WorkerConfig
 from horsies.worker.dispatcher import NO_PARTS, Dispatcher, Parts
 from horsies.worker.keyed import LimitsOfKeys
 from horsies.worker.kinds import TaskKind, kinds_of, look_at_keyed, shared_room
-from horsies.worker.known_tasks import KnownTasks, UnknownTasks, claim_unknown
+from horsies.worker.known_tasks import NO_EXCLUSIONS, KnownTasks, UnknownTasks, claim_unknown
 from horsies.worker.ledger import (
     ENDED,
     REFUSED,
@@ -72,6 +73,7 @@ LAST_PASS_SECONDS = 30.0
 # The minimum time for each of the last attempts, regardless of their number.
 LAST_SHARE_SECONDS = 3.0
 _NO_CLAIM = nullcontext()
+_NAME = attrgetter("task_name")
 
 
 def _expire(pipeline: Pipeline, blocked: Blocked) -> bool:
@@ -228,8 +230,10 @@ class Work:
     def next_at(self) -> float:
         """Return when the next round is due without further events."""
         claim_at = min([kind.agenda.next_at() for kind in self._kinds])
-        others_at = min(self._maintenance.next_at(), self._unknown.next_at())
-        return min(claim_at, others_at, self._maintenance.heartbeat.wake_ups.pass_at)
+        maintenance, unknown = self._maintenance, self._unknown
+        others_at = min(maintenance.next_at(), maintenance.heartbeat.wake_ups.pass_at)
+        unknown_at = unknown.next_at() if unknown.warned else NEVER
+        return min(claim_at, others_at, unknown_at)
 
     def has_turn(self) -> bool:
         """Return whether there is a task to record, release, start or claim now."""
@@ -270,7 +274,9 @@ class Work:
             self._maintenance.heartbeat.show(pipeline, time.monotonic())
         self._maintenance.heartbeat.send_if_late(pipeline, time.monotonic())
         self._fence_if_lost(pipeline)
-        if by_state[UNCALLED] or time.monotonic() >= self._unknown.next_at():
+        unknown = self._unknown
+        has_unknown = bool(unknown.warned) and time.monotonic() >= unknown.next_at()
+        if by_state[UNCALLED] or has_unknown:
             self._serve_unknown(pipeline)
         if ledger.needs_release:
             self._release(pipeline)
@@ -346,7 +352,8 @@ class Work:
     def _serve_wake_ups(self, pipeline: Pipeline) -> None:
         """Note whether this worker waits for tasks, and pass on wake-ups that it did not serve."""
         wake_ups, now = self._maintenance.heartbeat.wake_ups, time.monotonic()
-        may_take_any = not self._shutdown.is_requested and not self._unknown.has_exclusions
+        excludes_any = self._unknown.warned and self._unknown.has_exclusions
+        may_take_any = not self._shutdown.is_requested and not excludes_any
         wake_ups.waits = (
             may_take_any
             and all(kind.places.are_free() for kind in self._kinds)
@@ -404,7 +411,8 @@ class Work:
         pids = pids[len(starting) :][:room]
         prefetch = min(kind.prefetch_max - len(waiting) + len(starting), room - len(pids))
         ahead = ahead[: room - len(pids)]
-        exclusions = self._unknown.exclusions()
+        unknown = self._unknown
+        exclusions = unknown.exclusions() if unknown.warned else NO_EXCLUSIONS
         rings = kind.rings
         marks = rings.marks() if rings.by_queue else NO_MARKS
         positions = kind.bookmarks.positions(time.monotonic(), has_lane_marks=bool(marks.lanes))
@@ -479,7 +487,7 @@ class Work:
         them.
         """
         unknown = self._unknown
-        if unknown.knows_all(claimed):
+        if unknown.knows_names(map(_NAME, claimed)):
             return claimed
         known: list[ClaimedTask] = []
         for task in claimed:
