@@ -56,7 +56,7 @@ def files_on_the_way() -> frozenset[str]:
         files.touch()
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(TRACER), str(REPOSITORY)]),
+            "PYTHONPATH": os.pathsep.join(map(str, (TRACER, REPOSITORY, PACKAGE.parent))),
             "HORSIES_TRACE_SWITCH": str(switch),
             "HORSIES_TRACE_FILES": str(files),
             "HORSIES_TRACE_PACKAGE": f"{PACKAGE}{os.sep}",
