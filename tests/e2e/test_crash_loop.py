@@ -93,7 +93,7 @@ def test_crashes_of_the_database_under_load_lose_nothing_and_repeat_nothing(
             own_server.crash()
             own_server.start()
     with psycopg.connect(own_server.url, autocommit=True) as connection:
-        wait_until_empty(connection, 30)
+        wait_until_empty(connection)
         check_books(connection, own_fleet, producer)
     assert not any(worker.events("workers_lost") for worker in workers)
     assert [worker.stop() for worker in workers] == [0, 0]

@@ -209,6 +209,9 @@ def test_a_locked_row_costs_no_other_task(fleet: Fleet, connection: Database) ->
     load.check(connection)
 
 
+REGISTERED = "SELECT FROM horsies_workers WHERE stopped_at IS NULL"
+
+
 def test_a_worker_stopped_beyond_all_thresholds_takes_up_its_work_again(
     fleet: Fleet, connection: Database
 ) -> None:
@@ -224,6 +227,7 @@ def test_a_worker_stopped_beyond_all_thresholds_takes_up_its_work_again(
         assert not is_gone(begun.pid)
     wait_until(lambda: is_gone(begun.pid), 60, "the attempt that was lost still runs")
     frozen.wait_for("worker_declared_lost")
+    wait_until(lambda: connection.execute(REGISTERED).rowcount == 2)
     (crashed,) = attempts(connection, lost)
     assert (crashed.outcome, crashed.error_code) == ("WORKER_FAILURE", "WORKER_CRASHED")
     short = [insert_raw(connection, "sleep", "[0.3]") for _ in range(8)]
