@@ -33,7 +33,7 @@ from horsies.db.statements.workers import (
     delete_kept_tasks,
     delete_old_untimed_tasks,
 )
-from tests.support.query_plans import nodes, task_reads
+from tests.support.query_plans import nodes, roll_back, task_reads
 
 HOT = [
     pytest.param(statement, id=name)
@@ -83,7 +83,7 @@ def full(full_url: str) -> Iterator[Connection[Any]]:
     with psycopg.connect(full_url) as connection:
         connection.execute("SET plan_cache_mode = force_generic_plan")
         yield connection
-        connection.rollback()
+        roll_back(connection)
 
 
 def generic_plan(connection: Connection[Any], statement: Statement[Any, Any]) -> Any:
