@@ -158,13 +158,27 @@ def test_a_full_server_is_described_and_passes(private_server: PrivateServer) ->
     assert is_transient(error)
 
 
-def test_a_full_disk_of_the_server_is_described_and_passes(connection: Connection[Any]) -> None:
-    message = 'could not extend file "base/5/16384": No space left on device'
+@pytest.mark.parametrize(
+    ("message", "remedy"),
+    [
+        (
+            'could not extend file "base/5/16384": No space left on device',
+            "The disk of the database server is full; free",
+        ),
+        (
+            'could not resize shared memory segment "/PostgreSQL.42" to 8 bytes: No space left on device',
+            "The shared memory of the database server is full; give its container more",
+        ),
+    ],
+)
+def test_a_server_without_space_is_described_and_passes(
+    connection: Connection[Any], message: str, remedy: str
+) -> None:
     with pytest.raises(errors.DiskFull) as caught:
         connection.execute(
             f"DO $$ BEGIN RAISE disk_full USING MESSAGE = '{message}'; END $$".encode()
         )
-    assert_one_sentence(describe(caught.value), "The disk of the database server is full; free")
+    assert_one_sentence(describe(caught.value), remedy)
     assert message in describe(caught.value)
     assert is_transient(caught.value)
 

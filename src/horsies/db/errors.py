@@ -75,6 +75,11 @@ _READS_ONLY = (
     "PostgreSQL takes only reads here, as a standby does; wait for its failover or correct the host"
 )
 _DISK_FULL = "The disk of the database server is full; free space there"
+# Docker gives a container 64 MB of it, which parallel queries of the server use.
+_SHARED_MEMORY_FULL = (
+    "The shared memory of the database server is full; give its container more, for example by "
+    "--shm-size"
+)
 _QUEUE_FULL = (
     "PostgreSQL's notification queue is full; end the session that listens and stays in a transaction, "
     "see pg_stat_activity"
@@ -288,7 +293,8 @@ def describe(error: BaseException) -> str:
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return f"{_NO_RIGHT} ({text})."
     if isinstance(error, psycopg.errors.DiskFull):
-        return f"{_DISK_FULL} ({text})."
+        is_memory = '"/PostgreSQL.' in text
+        return f"{_SHARED_MEMORY_FULL if is_memory else _DISK_FULL} ({text})."
     if is_notification_queue_full(error):
         return f"{_QUEUE_FULL} ({text})."
     if (explained := _remedy(text.lower())) is not None:
