@@ -32,6 +32,15 @@ def test_a_wrong_clock_is_logged_once_until_it_is_right(
     assert len(caplog.messages) == 2
 
 
+def test_a_difference_of_about_five_seconds_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, now = HostClock(), NOON.timestamp()
+    for seconds in (5.1, 4.9, 5.1, 2.6, 5.1):
+        clock.note(ahead(seconds), now, 0.0)
+    assert len(caplog.messages) == 1
+
+
 def test_a_slow_answer_is_not_taken_for_a_wrong_clock(caplog: pytest.LogCaptureFixture) -> None:
     HostClock().note(ahead(-20), NOON.timestamp(), 60.0)
     assert caplog.messages == []

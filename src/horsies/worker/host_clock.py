@@ -13,6 +13,9 @@ logger = logging.getLogger("horsies.worker")
 
 # The difference from which times in logs of several hosts can no longer be compared.
 WARN_SECONDS = 5.0
+# The difference below which the clock counts as right again; a difference of about five seconds is not logged
+# again and again.
+RIGHT_SECONDS = 2.5
 
 
 class HostClock:
@@ -27,7 +30,8 @@ class HostClock:
         halfway through that time. Log a large difference once, until it has ended.
         """
         self.ahead_seconds = database_now.timestamp() - (host_now - taken_seconds / 2)
-        is_wrong = abs(self.ahead_seconds) - taken_seconds / 2 >= WARN_SECONDS
+        limit = RIGHT_SECONDS if self._is_wrong else WARN_SECONDS
+        is_wrong = abs(self.ahead_seconds) - taken_seconds / 2 >= limit
         if is_wrong and not self._is_wrong:
             logger.warning(
                 "the clock of this host is %s %s the database's, so times in logs and in the ids of "
