@@ -84,11 +84,14 @@ ORDER BY name
 -- name: find_xmin_holders
 -- Transactions and slots that keep vacuum from removing dead rows: sessions in this database, standbys, replication
 -- slots, prepared transactions. The text of a session's statement is omitted, because it may contain arguments; it only
--- decides whether the session changes the schema, as the sessions of "horsies migrate" do.
+-- decides whether the session changes the schema, as the sessions of "horsies migrate" do unless they have been idle for
+-- a minute. The state is NULL for a role that must not see it.
 SELECT 'session' AS kind, pid::text AS name, concat_ws(', ', nullif(application_name, ''), state) AS detail,
     extract(epoch FROM clock_timestamp() - coalesce(xact_start, backend_start))::float8 AS seconds,
     age(coalesce(backend_xmin, backend_xid))::bigint AS transactions,
-    coalesce(application_name IN ('horsies:migrate', 'horsies:schema') OR state = 'active' AND query ~*
+    coalesce(application_name IN ('horsies:migrate', 'horsies:schema')
+        AND (state IS NULL OR state = 'active' OR state_change > clock_timestamp() - interval '1 minute')
+        OR state = 'active' AND query ~*
         '^(\s|--[^\n]*\n|/\*.*\*/|BEGIN[^;]*;)*(ALTER|DROP|REINDEX|CREATE\s+(UNIQUE\s+)?INDEX)\y', false)
         AS changes_schema
 FROM pg_stat_activity
