@@ -299,6 +299,21 @@ def test_a_large_number_of_held_keys_is_shown_as_a_lower_bound(
     assert "2+ keys paused" in " ".join(horsies("status").out.split())
 
 
+def test_paused_keys_without_tasks_and_those_of_other_queues_hide_none(
+    horsies: Run, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horsies.monitor.overview.HELD_KEYS_MOST", 2)
+    add_worker(connection)
+    for number in range(5):
+        limit(connection, f"idle {number}", paused_at="2026-01-01")
+    for queue in ("default", "mail"):
+        for key in ("acme", "globex"):
+            add_keyed(connection, key, queue=queue)
+            limit(connection, key, queue, paused_at="2026-01-01")
+    queues = json.loads(horsies("status", "--json").out)["queues"]
+    assert {one["name"]: one["paused_keys"] for one in queues} == {"default": 2, "mail": 2}
+
+
 # horsies keys
 
 

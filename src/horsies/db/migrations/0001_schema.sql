@@ -540,6 +540,8 @@ CREATE TABLE horsies_lanes (
     task_rate_burst    integer,
     PRIMARY KEY (queue_name, lane)
 );
+-- The paused keys, which the overview counts, among the keys with limits, of which there may be very many.
+CREATE INDEX horsies_lanes_paused ON horsies_lanes (queue_name, lane) WHERE paused_at IS NOT NULL;
 
 -- Lanes in order, and for each lane a task: a claim searches the lane behind this task.
 CREATE TYPE horsies_lane_marks AS (

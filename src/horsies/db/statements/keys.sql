@@ -116,37 +116,44 @@ ORDER BY keyed.queue_name
 -- name: list_held_queues
 -- The queues with these names whose due tasks wait for a key or a rate: how many of their keys with due tasks are
 -- paused, and how many others wait for the next start that their rate allows, counted up to "most" each; and the seconds
--- until the rate of the queue itself allows the next start. Only the first ten thousand meters of keys are read.
-SELECT held.queue_name::text AS name, count(*) FILTER (WHERE held.reason = 'paused') AS paused_keys,
-    count(*) FILTER (WHERE held.reason = 'rated') AS rated_keys, max(held.seconds) AS rate_wait_seconds
-FROM (
-    (SELECT stored.queue_name, stored.lane, 'paused' AS reason, NULL::float8 AS seconds
-     FROM horsies_lanes AS stored
-     WHERE stored.queue_name = ANY(%(names)s::text[]) AND stored.lane <> 0 AND stored.paused_at IS NOT NULL
-     LIMIT %(most)s::integer)
-    UNION ALL
-    (SELECT meter.queue_name, meter.lane, 'rated', NULL
-     FROM (
-         SELECT stored.queue_name, stored.lane, horsies_starts_at(stored) AS starts_at FROM horsies_meters AS stored
-         WHERE stored.queue_name = ANY(%(names)s::text[]) AND stored.lane <> 0 LIMIT 10000) AS meter
-     WHERE meter.starts_at > now() AND EXISTS (
-         SELECT FROM horsies_lanes AS limits
-         WHERE limits.queue_name = meter.queue_name AND limits.lane IN (0, meter.lane)
-           AND coalesce(limits.rate_seconds, limits.task_rate_seconds) IS NOT NULL)
-       AND NOT EXISTS (
-         SELECT FROM horsies_lanes AS limits
-         WHERE limits.queue_name = meter.queue_name AND limits.lane = meter.lane AND limits.paused_at IS NOT NULL)
-     LIMIT %(most)s::integer)
-    UNION ALL
-    SELECT stored.queue_name, stored.lane, 'queue', extract(epoch FROM horsies_starts_at(stored) - now())::float8
+-- until the rate of the queue itself allows the next start. For each queue, only the first ten thousand paused keys and
+-- the first ten thousand meters are read.
+SELECT queue.name, paused.keys AS paused_keys, rated.keys AS rated_keys, (
+    SELECT extract(epoch FROM horsies_starts_at(stored) - now())::float8
     FROM horsies_meters AS stored
-    WHERE stored.queue_name = ANY(%(names)s::text[]) AND stored.lane = 0 AND horsies_starts_at(stored) > now()) AS held
-WHERE held.lane = 0 OR (
-    SELECT true FROM horsies_tasks AS task
-    WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
-      AND task.queue_name = held.queue_name AND task.lane = held.lane
-    ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1)
-GROUP BY held.queue_name
+    WHERE stored.queue_name = queue.name AND stored.lane = 0 AND horsies_starts_at(stored) > now()) AS rate_wait_seconds
+FROM unnest(%(names)s::text[]) AS queue (name)
+CROSS JOIN LATERAL (
+    SELECT count(*) AS keys FROM (
+        SELECT FROM (
+            SELECT stored.lane FROM horsies_lanes AS stored
+            WHERE stored.queue_name = queue.name AND stored.lane <> 0 AND stored.paused_at IS NOT NULL
+            LIMIT 10000) AS held
+        WHERE (
+            SELECT true FROM horsies_tasks AS task
+            WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+              AND task.queue_name = queue.name AND task.lane = held.lane
+            ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1)
+        LIMIT %(most)s::integer) AS counted) AS paused
+CROSS JOIN LATERAL (
+    SELECT count(*) AS keys FROM (
+        SELECT FROM (
+            SELECT stored.lane, horsies_starts_at(stored) AS starts_at FROM horsies_meters AS stored
+            WHERE stored.queue_name = queue.name AND stored.lane <> 0
+            LIMIT 10000) AS held
+        WHERE held.starts_at > now() AND EXISTS (
+            SELECT FROM horsies_lanes AS limits
+            WHERE limits.queue_name = queue.name AND limits.lane IN (0, held.lane)
+              AND coalesce(limits.rate_seconds, limits.task_rate_seconds) IS NOT NULL)
+          AND NOT EXISTS (
+            SELECT FROM horsies_lanes AS limits
+            WHERE limits.queue_name = queue.name AND limits.lane = held.lane AND limits.paused_at IS NOT NULL)
+          AND (
+            SELECT true FROM horsies_tasks AS task
+            WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+              AND task.queue_name = queue.name AND task.lane = held.lane
+            ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1)
+        LIMIT %(most)s::integer) AS counted) AS rated
 
 -- name: count_paused_due
 -- For each of these queues: how many due tasks belong to paused keys, counted up to "most".

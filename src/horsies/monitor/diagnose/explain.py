@@ -242,7 +242,7 @@ def _due_without_paused_keys(names: Sequence[str]) -> Script[list[DueCount]]:
     held: list[PausedDue] = yield count_paused_due(names, PAUSED_COUNT_MAX)
     paused = {one.name: one.due for one in held}
     counts: list[DueCount] = yield count_due(names, COUNT_MAX + 1 + max(paused.values()))
-    return [one._replace(due=one.due - paused[one.name]) for one in counts]
+    return [one._replace(due=max(0, one.due - paused[one.name])) for one in counts]
 
 
 def _recovery() -> Script[dict[str, dict[str, Any]]]:
