@@ -128,11 +128,39 @@ def test_the_page_has_the_command_that_ends_the_session(
         metrics = ask("/metrics").text
     assert page.status_code == 504
     assert f"<code>SELECT pg_terminate_backend({pid})</code>" in page.text
-    assert "narrow the filter" not in page.text
+    assert "the filter" not in page.text
     assert document["code"] == "DATABASE_LOCKED"
     assert document["pid"] == pid
     assert document["remedy"] == f"SELECT pg_terminate_backend({pid})"
     assert "\nhorsies_up 0.0\n" in metrics
+
+
+@pytest.mark.parametrize(
+    ("path", "table", "claim"),
+    [
+        ("/names/charge_card", "horsies_task_attempts", "None of the newest failures"),
+        ("/names/charge_card", "horsies_measures", "No attempt has ended"),
+        ("/names/charge_card", "horsies_workers", "None of the newest failures"),
+        ("/queues/payments", "horsies_measures", "No attempt of this queue"),
+        ("/queues", "horsies_measures", "No queue is in use"),
+        ("/failures", "horsies_task_attempts", "No attempt"),
+    ],
+)
+def test_a_part_of_a_page_that_is_locked_names_the_holder_and_claims_nothing(
+    ask: Ask,
+    app: Horsies,
+    connection: Database,
+    process_url: str,
+    path: str,
+    table: str,
+    claim: str,
+) -> None:
+    fill(app, connection)
+    with locked(process_url, table) as pid:
+        page = ask(path).text
+    assert f"pid {pid} (user" in page
+    assert f"<code>SELECT pg_terminate_backend({pid})</code>" in page
+    assert claim not in page
 
 
 def test_a_lock_on_a_table_that_the_checks_read_is_on_the_overview(

@@ -102,12 +102,13 @@ class ChildRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Charts:
-    """The charts for one range; ``problem`` is a sentence that replaces them."""
+    """The charts for one range; the sentence ``empty`` or the problem ``unread`` replaces them."""
 
     range: str
     rates: Markup | None = None
     waits: Markup | None = None
-    problem: str = ""
+    empty: str = ""
+    unread: TookTooLong | None = None
 
 
 async def overview(view: View) -> Page:
@@ -122,7 +123,7 @@ async def overview(view: View) -> Page:
     context = {
         "lines": lines[:SHOWN_MAX],
         "more": max(len(lines) - SHOWN_MAX, 0),
-        "queues": _queue_rows(shown, figures, {} if rates is None else rates.by_queue),
+        "queues": _queue_rows(shown, figures, rates.by_queue if isinstance(rates, Rates) else {}),
         "more_queues": max(len(queues) - QUEUES_SHOWN, 0),
         "charts": charts_of(view, name, rates, {}),
         "ranges": RANGES,
@@ -138,10 +139,12 @@ async def queues(view: View) -> Page:
     found = [one for one in figures.overview.queues if one.name > after]
     shown = found[:QUEUES_PER_PAGE]
     script = done_by_minute_script([one.name for one in shown])
-    recent = await within_time(view, script) or {}
+    recent = await within_time(view, script)
+    unread = recent if isinstance(recent, TookTooLong) else None
     following = shown[-1].name if len(found) > len(shown) else None
     context: dict[str, Any] = {
-        "queues": _queue_rows(shown, figures, recent),
+        "queues": _queue_rows(shown, figures, {} if isinstance(recent, TookTooLong) else recent),
+        "unread": unread,
         "after": after,
         "total": len(figures.overview.queues),
         "next_url": None if following is None else view.url(f"/queues?after={quote(following)}"),
@@ -179,8 +182,8 @@ async def queue(view: View) -> Page:
         "panel": panel,
         "servers": [_worker_row(worker) for worker in panel.servers],
         "places": counted_places(panel.servers),
-        "p95": None if rates is None else rates.total.total.waited.p95,
-        "tasks": [] if rates is None else _busiest(rates),
+        "p95": _p95_wait(rates),
+        "tasks": _busiest(rates) if isinstance(rates, Rates) else [],
         "charts": charts_of(view, name, rates, {"queue": queue_name}),
         "ranges": RANGES,
         "limit_words": limit_words,
@@ -249,17 +252,21 @@ def range_of(view: View) -> tuple[str, timedelta, timedelta]:
     return (name, *RANGES[name])
 
 
-async def within_time(view: View, script: Script[T]) -> T | None:
-    """Run one panel's script; return None if it takes too long, so that the page is shown without the
-    panel.
+async def within_time(view: View, script: Script[T]) -> T | TookTooLong:
+    """Run one panel's script; return the problem if it takes too long, such as the session that holds a
+    lock, so that the page is shown and the panel has the problem.
     """
     try:
         return await view.read(script)
-    except TookTooLong:
-        return None
+    except TookTooLong as problem:
+        return problem
 
 
-def totals_of(figures: Figures, rates: Rates | None) -> dict[str, Any]:
+def _p95_wait(rates: Rates | TookTooLong | None) -> float | None:
+    return rates.total.total.waited.p95 if isinstance(rates, Rates) else None
+
+
+def totals_of(figures: Figures, rates: Rates | TookTooLong | None) -> dict[str, Any]:
     """Return the totals over all queues and over all live workers."""
     queues = figures.overview.queues
     alive = [one for one in figures.overview.workers if health_of(one) is WorkerHealth.ALIVE]
@@ -273,7 +280,7 @@ def totals_of(figures: Figures, rates: Rates | None) -> dict[str, Any]:
         "places": counted_places(alive),
         "alive": len(alive),
         "oldest": max(oldest, default=None),
-        "p95": None if rates is None else rates.total.total.waited.p95,
+        "p95": _p95_wait(rates),
         "open_runs": figures.open_runs,
         "parked": figures.parked,
         "estimate": figures.estimate,
@@ -313,14 +320,14 @@ def _empty_in(queue: QueueOverview, arrivals: float, *, is_stopped: bool) -> str
     return "never" if seconds is None else duration(seconds)
 
 
-def charts_of(view: View, name: str, rates: Rates | None, filters: dict[str, str]) -> Charts:
+def charts_of(view: View, name: str, rates: Rates | TookTooLong, filters: dict[str, str]) -> Charts:
     """Draw rates and waiting times; each column links to the tasks of its slot, with these filters."""
-    if rates is None:
-        return Charts(name, problem="Reading the rates took too long; choose a shorter range.")
+    if isinstance(rates, TookTooLong):
+        return Charts(name, unread=rates)
     if not rates.total.total.attempts:
         return Charts(
             name,
-            problem="No attempt has ended in this time. Workers store their counts every 30 seconds.",
+            empty="No attempt has ended in this time. Workers store their counts every 30 seconds.",
         )
     series = rates.total
     columns, waits = [], []

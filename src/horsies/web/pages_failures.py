@@ -23,6 +23,7 @@ from horsies.monitor.queries import checked_fingerprint
 from horsies.web.charts import Chart, Column, column_chart, sparkline
 from horsies.web.filters import refuse_unknown, texts_of
 from horsies.web.masking import visible
+from horsies.web.pages import within_time
 from horsies.web.reading import NotFound, TookTooLong
 from horsies.web.rendering import Page, Route, View
 from horsies.web.words import duration
@@ -35,11 +36,9 @@ GOING_ON = timedelta(minutes=10)
 async def failures(view: View) -> Page:
     """Show the failures among the newest attempts, grouped by fingerprint."""
     refuse_unknown(view, {"task_name"})
-    found, problem, names = Failures([]), None, texts_of(view, "task_name")
-    try:
-        found = await view.read(failures_script(names))
-    except TookTooLong as slow:
-        problem = slow.sentence
+    names = texts_of(view, "task_name")
+    read = await within_time(view, failures_script(names))
+    problem, found = (read, Failures([])) if isinstance(read, TookTooLong) else (None, read)
     now = datetime.now(UTC)
     groups = [
         {**group_words(group, now), "counts": spark_counts(found.groups, group, now)}

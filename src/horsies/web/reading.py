@@ -255,8 +255,8 @@ def _problem(error: Exception) -> Problem:
     if isinstance(error, psycopg.errors.QueryCanceled):
         seconds = STATEMENT_TIMEOUT_MS / 1000
         return TookTooLong(
-            f"The database did not answer within {seconds:g} s; narrow the filter if there is one, or "
-            "look for the load of the server."
+            f"The database did not answer within {seconds:g} s; choose a shorter range or narrow the "
+            "filter if there is one, or look for the load of the server."
         )
     if isinstance(error, psycopg.DataError) and error.sqlstate is None:  # refused before sending
         return BadRequest(f"{error}.")
