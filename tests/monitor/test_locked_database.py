@@ -13,9 +13,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from subprocess import run as run_program
 
@@ -46,6 +46,7 @@ from tests.support.every_command import (
     every_command,
     words_of,
 )
+from tests.support.locks import locked
 from tests.support.private_server import PrivateServer
 from tests.support.routes import programs as programs
 from tests.support.routes import route as route
@@ -97,14 +98,6 @@ def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor, "READING_LIMITS_MS", (8_000, 100))
         monkeypatch.setattr(check, "READING", QUICK)
         monkeypatch.setattr(migrate, "PATIENCE_SECONDS", 0.0)
-
-
-@contextmanager
-def locked(url: str, table: str) -> Iterator[int]:
-    """A session of another program that keeps a table locked; its pid."""
-    with psycopg.connect(url, application_name="report") as holder:
-        holder.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
-        yield holder.info.backend_pid
 
 
 def tables_of(connection: Database) -> list[str]:

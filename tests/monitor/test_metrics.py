@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -20,6 +20,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from horsies import Horsies
+from horsies.cli import health
+from horsies.cli.session import READING, Session
+from horsies.config.postgres import PostgresConfig
 from horsies.db.statement import Script
 from horsies.findings import Finding, Level
 from horsies.monitor import metrics
@@ -40,7 +43,7 @@ from horsies.monitor.metrics import (
     require_prometheus,
 )
 from horsies.monitoring import count_sends
-from horsies.tasks.broker import BrokerErrorCode
+from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
 from horsies.tasks.outcome import Outcome
 from horsies.worker.probe import (
     CONNECTIONS_MAX,
@@ -57,8 +60,9 @@ from horsies.worker.tally import Tally
 from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.keys import add_keyed
+from tests.support.locks import locked
 from tests.support.pool import claimed
-from tests.support.rows import add_task, add_worker, ago
+from tests.support.rows import add_attempt, add_task, add_worker, ago
 from tests.support.wait import wait_until
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -301,6 +305,27 @@ def get(port: int, path: str, accept: str = "") -> tuple[int, str]:
     except HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+def test_the_server_of_the_gauges_has_slow_findings_and_ends_a_scrape_of_a_locked_table(
+    connection: Database, process_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "COLLECT_SECONDS", 0.0)
+    monkeypatch.setattr(health, "PATIENCE_SECONDS", 60.0)
+    for _ in range(10):
+        task = add_task(connection, status="FAILED", failed_at=ago(5))
+        add_attempt(connection, task, outcome="WORKER_FAILURE", error_code="WORKER_CRASHED")
+    limits = READING._replace(lock_ms=50)
+    config = PostgresConfig(database_url=process_url)
+    broker = PostgresBroker(config, role="operator", migrates=False, limits=limits)
+    routes = health._routes([Session(broker, None)])
+    with closing(broker), serving("127.0.0.1", 0, routes) as port:
+        assert 'horsies_findings{code="CRASHES",level="red"} 1.0' in get(port, "/metrics")[1]
+        with locked(process_url, "horsies_tasks"):
+            status, text = get(port, "/metrics")
+            assert get(port, "/readyz") == (503, "the database cannot be read\n")
+        assert (status, "\nhorsies_up 0.0\n" in text) == (200, True)
+        assert get(port, "/readyz") == (200, "ready\n")
 
 
 def busy_tally(names: int) -> Tally:

@@ -97,10 +97,24 @@ def test_alerts_cover_what_needs_attention() -> None:
 
 def test_every_red_finding_reaches_a_rule() -> None:
     reds = {code for code, entry in FINDINGS.items() if entry.level is Level.RED}
-    reds |= {check.code for check in CHECKS if check.is_cheap and check.red}
-    assert reds >= {"TASK_UNKNOWN", "PAYLOAD_UNREADABLE", "BLOCKED", "HELD_BY_RECORD", "LOCKS"}
+    reds |= {check.code for check in CHECKS if check.red}
+    assert reds >= {
+        "TASK_UNKNOWN",
+        "PAYLOAD_UNREADABLE",
+        "BLOCKED",
+        "HELD_BY_RECORD",
+        "LOCKS",
+        "CRASHES",
+    }
     assert {code for code in reds if reached_by(code, "red") != ["HorsiesFindingRed"]} == set()
     assert reached_by(*NOT_CHECKED) == ["HorsiesFindingRed"]
+
+
+def test_a_lost_worker_is_alerted_at_once_while_another_worker_recovers_its_tasks() -> None:
+    """The gauge of lost workers is 0 again as soon as another worker has seen the loss."""
+    (rule,) = [one for one in rules() if one["alert"] == "HorsiesWorkerLost"]
+    assert re.search(r"(^|or )increase\(horsies_workers_lost_total\[\d+m\]\) > 0", rule["expr"])
+    assert "for" not in rule
 
 
 def test_a_yellow_finding_reaches_one_rule_and_a_storm_of_retries_its_own() -> None:

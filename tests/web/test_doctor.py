@@ -7,6 +7,7 @@ from playwright.sync_api import Page, expect
 
 from horsies import Ok
 from horsies.findings import Finding, Level
+from horsies.monitor.diagnose import slow
 from horsies.monitor.diagnose.doctor import CHEAP_IDS, CHECKS, CheckReport
 from horsies.web import attention
 from tests.support.database import Database
@@ -37,9 +38,9 @@ def test_every_line_of_the_overview_leads_to_its_finding(
     ask: Ask, connection: Database, patient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also a finding of a slow check, whose subject has no page."""
-    slow = Finding("SETTINGS", "fsync is off.", Level.RED)
-    reports = [CheckReport("settings", "", (slow, slow))]
-    monkeypatch.setattr(attention, "run_doctor", lambda *_: Ok(reports))
+    found = Finding("SETTINGS", "fsync is off.", Level.RED)
+    reports = [CheckReport("settings", "", (found, found))]
+    monkeypatch.setattr(slow, "run_doctor", lambda *_: Ok(reports))
     add_task(connection, queue_name="mail")
     overview, doctor = Elements(ask("/").text), ask("/doctor")
     assert {"/doctor#SETTINGS", "/queues/mail"} <= overview.addresses
@@ -81,9 +82,7 @@ def test_long_evidence_is_cut(
 ) -> None:
     lines = tuple(f"function {number}." for number in range(25))
     found = Finding("SETTINGS", "They differ.", Level.RED, evidence=lines)
-    monkeypatch.setattr(
-        attention, "run_doctor", lambda *_: Ok([CheckReport("settings", "", (found,))])
-    )
+    monkeypatch.setattr(slow, "run_doctor", lambda *_: Ok([CheckReport("settings", "", (found,))]))
     page = ask("/doctor").text
     assert ("function 9." in page, "function 10." in page) == (True, False)
     assert "and 15 more: <code>horsies doctor --only settings</code>" in page

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
 import psycopg
@@ -20,6 +18,7 @@ from horsies.app import Horsies
 from horsies.web import reading
 from horsies.web.app import ROUTES
 from tests.support.database import Database
+from tests.support.locks import locked
 from tests.support.rows import add_task, ago
 from tests.support.web_rows import fill, path_of
 from tests.support.web_server import Ask, client_of
@@ -31,13 +30,6 @@ POSTS = [route for route in ROUTES if route.method == "POST"]
 # The limit of a statement, that of the doctor's checks, and the slack of a busy machine.
 PAGE_SECONDS = 8.0
 DOCTOR_SECONDS = 25.0
-
-
-@contextmanager
-def locked(url: str, table: str) -> Iterator[int]:
-    with psycopg.connect(url, application_name="report") as holder:
-        holder.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
-        yield holder.info.backend_pid
 
 
 def tables_of(connection: Database) -> list[str]:

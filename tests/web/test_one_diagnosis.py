@@ -17,7 +17,7 @@ from psycopg import sql
 from horsies import Horsies, Ok
 from horsies.db.statement import Script
 from horsies.findings import CATALOGUE, Finding, Level
-from horsies.monitor.diagnose import doctor
+from horsies.monitor.diagnose import doctor, slow
 from horsies.monitor.diagnose.checks import Check, red
 from horsies.monitor.facts import Facts
 from horsies.web import attention
@@ -90,6 +90,9 @@ def test_the_red_findings_of_all_checks_are_on_the_overview(
     assert {one["severity"] for one in lines.values()} == {"failing", "stopped"}
     page = ask("/").text
     assert f"and {len(ids) - 12} more" in page
+    alerts = alerting(ask("/metrics").text)
+    assert {one["code"] for one in alerts} == set(lines)
+    assert {one["level"] for one in alerts} == {"red"}
 
 
 def test_a_disabled_trigger_is_on_the_overview(ask: Ask, connection: Database) -> None:
@@ -160,7 +163,7 @@ def test_viewers_share_a_run_of_the_slow_checks_and_do_not_wait_long(
             while "CRASHES" not in await codes(client):
                 pass  # the request itself lets the other task run
 
-    monkeypatch.setattr(attention, "run_doctor", run_doctor)
+    monkeypatch.setattr(slow, "run_doctor", run_doctor)
     monkeypatch.setattr(attention, "PATIENCE_SECONDS", 0.01)
     asyncio.run(asyncio.wait_for(main(), 30))
     assert len(runs) == 1

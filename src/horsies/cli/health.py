@@ -32,6 +32,8 @@ from horsies.db.statement import Script
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.monitor.defaults import PING_TIMEOUT_SECONDS
+from horsies.monitor.diagnose.attention import findings_of
+from horsies.monitor.diagnose.slow import PATIENCE_SECONDS, SCRAPED_SECONDS, SlowChecks
 from horsies.monitor.documents import worker_document
 from horsies.monitor.health import WorkerPong, ping_workers
 from horsies.monitor.metrics import UP, ClusterGauges, Sample, exposition_of
@@ -165,12 +167,15 @@ def _routes(sessions: Sequence[Session]) -> Routes:
 
 
 class _Collector:
-    """The gauges of one database, read by one scraper at a time."""
+    """The gauges of one database, read by one scraper at a time. The slower checks run in a thread of
+    their own, so that no scrape waits long for them.
+    """
 
     def __init__(self, session: Session) -> None:
         self._broker = session.broker
         self._gauges = ClusterGauges(session.broker.config.schema_name, session.queue_caps or {})
         self._collecting = threading.Lock()
+        self._slow = SlowChecks()
 
     def collect(self) -> BrokerResult[Sequence[Sample]]:
         """Return recent gauges. If the database cannot be read, return a gauge that reports it as down."""
@@ -179,9 +184,18 @@ class _Collector:
                 return Ok(fresh)
             if not self._is_read(self._gauges.script()):
                 self._gauges.note_failure()
-            elif self._gauges.wants_details() and not self._is_read(self._gauges.details_script()):
-                self._gauges.note_no_details()
+            elif self._gauges.wants_details():
+                self._add_details()
             return Ok(self._gauges.samples())
+
+    def _add_details(self) -> None:
+        if self._slow.is_due(SCRAPED_SECONDS):
+            run = threading.Thread(target=self._slow.refresh, args=(self._broker,), daemon=True)
+            run.start()
+            run.join(PATIENCE_SECONDS)
+        self._gauges.note_slow_findings(findings_of(self._slow.reports))
+        if not self._is_read(self._gauges.details_script()):
+            self._gauges.note_no_details()
 
     def _is_read(self, script: Script[None]) -> bool:
         return self._broker.perform(BrokerErrorCode.MONITORING_QUERY_FAILED, script).is_ok()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from horsies.db.statement import Script
@@ -154,8 +155,8 @@ CLUSTER = _metrics(
     ),
     (
         *("horsies_findings", "gauge", ("code", "level")),
-        "Findings of the fast checks of `horsies doctor`, read every 15 seconds; NOT_CHECKED if the checks "
-        "failed.",
+        "Findings of `horsies doctor`, read every 15 seconds, or every five minutes if the check is slow; "
+        "NOT_CHECKED if the fast checks failed.",
         tuple(Level),
     ),
     (
@@ -354,7 +355,8 @@ class ClusterGauges:
     """The cluster's gauges, collected at most every five seconds for any number of scrapers. While
     ``fresh`` is None, one caller at a time runs ``script`` on its own connection. If ``wants_details``
     is then true, the caller also runs ``details_script``, for findings and table sizes, in another
-    transaction, so that a table lock that blocks it does not hide other gauges.
+    transaction, so that a table lock that blocks it does not hide other gauges; before that, it passes
+    the findings of the slower checks.
     """
 
     schema: str
@@ -367,6 +369,7 @@ class ClusterGauges:
     # The rows of the last collection, which the checks reuse, and the findings.
     _facts: Facts = field(default_factory=Facts)
     _findings: Sequence[Sample] = ()
+    _slow_findings: Sequence[Sample] = ()
     _found_at: float | None = None
     _sizes: Sequence[TableSize] = ()
     _sized_at: float | None = None
@@ -383,7 +386,8 @@ class ClusterGauges:
     def samples(self) -> Sequence[Sample]:
         """The last collection, with the details unless they could not be read."""
         is_up = bool(self._samples)
-        details = [*self._findings, *size_samples(self._sizes)] if is_up else []
+        findings = added_samples(self._findings, self._slow_findings)
+        details = [*findings, *size_samples(self._sizes)] if is_up else []
         return [*self._samples, *details, *_about(self._seconds, up=is_up)]
 
     def script(self) -> Script[None]:
@@ -426,6 +430,10 @@ class ClusterGauges:
             self._sizes = yield read_table_sizes(self.schema)
         self._seconds += self.clock() - started
 
+    def note_slow_findings(self, findings: Iterable[Finding]) -> None:
+        """Keep the findings of the slower checks, which the caller runs less often."""
+        self._slow_findings = list(finding_samples(findings, codes=()))
+
     def note_no_details(self) -> None:
         """Record that the details could not be read; this counts as a finding."""
         self._found_at = self.clock()
@@ -454,14 +462,25 @@ def _about(seconds: float, *, up: bool) -> Iterator[Sample]:
     yield Sample("horsies_up", (), float(up))
 
 
-def finding_samples(findings: Iterable[Finding]) -> Iterator[Sample]:
-    """Count findings by code and level; every red code of the catalogue has a count, even 0."""
-    counts = {(code, Level.RED.value): 0 for code in RED_CODES}
+def finding_samples(
+    findings: Iterable[Finding], codes: Iterable[str] = RED_CODES
+) -> Iterator[Sample]:
+    """Count findings by code and level; these red codes have a count, even 0."""
+    counts = {(code, Level.RED.value): 0 for code in codes}
     for one in findings:
         labels = one.code, one.level.value
         counts[labels] = counts.get(labels, 0) + 1
     for labels, count in sorted(counts.items()):
         yield Sample("horsies_findings", labels, count)
+
+
+def added_samples(*groups: Iterable[Sample]) -> Iterator[Sample]:
+    """Add up the values of samples with the same name and labels."""
+    totals: dict[tuple[str, tuple[str, ...]], float] = {}
+    for name, labels, value in chain(*groups):
+        totals[name, labels] = totals.get((name, labels), 0.0) + value
+    for (name, labels), value in sorted(totals.items()):
+        yield Sample(name, labels, value)
 
 
 def cluster_samples(

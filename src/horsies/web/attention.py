@@ -5,10 +5,6 @@ viewers; cheap checks run for every view.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -19,30 +15,15 @@ from horsies.monitor.diagnose.attention import (
     findings_script,
     needs_attention,
 )
-from horsies.monitor.diagnose.doctor import SLOW_IDS, CheckReport, run_doctor
+from horsies.monitor.diagnose.slow import PATIENCE_SECONDS, VIEWED_SECONDS, SlowChecks
 from horsies.monitor.facts import Facts
-from horsies.result import Ok
 from horsies.tasks.broker import PostgresBroker
 from horsies.web.reading import TookTooLong
 from horsies.web.rendering import View
 
-# The interval of the slower checks while a page with them is viewed, and the time that a view waits
-# for them.
-SLOW_SECONDS = 60.0
-PATIENCE_SECONDS = 1.0
-
-
-@dataclass
-class SlowChecks:
-    """The newest reports of the slower checks, their time, and the current run."""
-
-    reports: Sequence[CheckReport] = ()
-    ended_at: datetime | None = None
-    asked_at: float | None = None
-    run: asyncio.Task[None] | None = None
-
-
 _SLOW: WeakKeyDictionary[PostgresBroker, SlowChecks] = WeakKeyDictionary()
+# The current runs, because an event loop keeps no reference to its tasks.
+_RUNS: set[asyncio.Task[None]] = set()
 
 
 async def attention(view: View, facts: Facts) -> list[Attention]:
@@ -60,18 +41,12 @@ def _not_read(problem: TookTooLong) -> Finding:
     return Finding(problem.code, problem.sentence, Level.RED, remedy=cast("str | None", remedy))
 
 
-async def slow_checks(broker: PostgresBroker) -> SlowChecks:
+async def slow_checks(broker: PostgresBroker, max_age: float = VIEWED_SECONDS) -> SlowChecks:
     """Return the newest reports of the slower checks; run the checks first if the reports are too old."""
     slow = _SLOW.setdefault(broker, SlowChecks())
-    if slow.asked_at is None or time.monotonic() - slow.asked_at >= SLOW_SECONDS:
-        slow.asked_at = time.monotonic()
-        slow.run = asyncio.create_task(_refresh(broker, slow))
-        await asyncio.wait([slow.run], timeout=PATIENCE_SECONDS)
+    if slow.is_due(max_age):
+        run = asyncio.create_task(asyncio.to_thread(slow.refresh, broker))
+        _RUNS.add(run)
+        run.add_done_callback(_RUNS.discard)
+        await asyncio.wait([run], timeout=PATIENCE_SECONDS)
     return slow
-
-
-async def _refresh(broker: PostgresBroker, slow: SlowChecks) -> None:
-    """Run the checks in a thread; keep the last reports if the database cannot be reached."""
-    done = await asyncio.to_thread(run_doctor, broker, SLOW_IDS)
-    if isinstance(done, Ok):
-        slow.reports, slow.ended_at = done.ok_value, datetime.now(UTC)

@@ -9,8 +9,11 @@ from weakref import WeakKeyDictionary
 
 from starlette.responses import PlainTextResponse, Response
 
+from horsies.monitor.diagnose.attention import findings_of
+from horsies.monitor.diagnose.slow import SCRAPED_SECONDS
 from horsies.monitor.metrics import ClusterGauges, MissingExtraError, Sample, exposition_of
 from horsies.tasks.broker import PostgresBroker
+from horsies.web.attention import slow_checks
 from horsies.web.reading import Problem
 from horsies.web.rendering import Route, Site, View
 
@@ -57,6 +60,8 @@ async def _collect(site: Site) -> Sequence[Sample]:
 
 async def _add_details(site: Site, gauges: ClusterGauges) -> None:
     if gauges.wants_details():
+        slow = await slow_checks(site.broker, SCRAPED_SECONDS)
+        gauges.note_slow_findings(findings_of(slow.reports))
         try:
             await site.reader.read(gauges.details_script())
         except Problem:

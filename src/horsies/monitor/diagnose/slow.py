@@ -1,0 +1,43 @@
+"""The reports of the slower checks of the doctor, which the viewers of pages and the scrapers share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from horsies.monitor.diagnose.doctor import SLOW_IDS, CheckReport, run_doctor
+from horsies.result import Ok
+from horsies.tasks.broker import PostgresBroker
+
+# The age at which a page that is viewed and a scraper need new reports. Scrapers ask day and night.
+VIEWED_SECONDS = 60.0
+SCRAPED_SECONDS = 300.0
+# The time that a page or a scraper waits for the first reports.
+PATIENCE_SECONDS = 1.0
+
+
+@dataclass
+class SlowChecks:
+    """The newest reports of one database, and the time when they ended."""
+
+    reports: Sequence[CheckReport] = ()
+    ended_at: datetime | None = None
+    asked_at: float | None = None
+
+    def is_due(self, max_age: float) -> bool:
+        """Whether the reports are older than this many seconds; then the caller runs ``refresh`` in a
+        thread, and other callers do not run it for the same time.
+        """
+        now = time.monotonic()
+        if self.asked_at is not None and now - self.asked_at < max_age:
+            return False
+        self.asked_at = now
+        return True
+
+    def refresh(self, broker: PostgresBroker) -> None:
+        """Run the checks; keep the last reports if the database cannot be reached."""
+        done = run_doctor(broker, SLOW_IDS)
+        if isinstance(done, Ok):
+            self.reports, self.ended_at = done.ok_value, datetime.now(UTC)
