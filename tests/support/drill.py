@@ -23,6 +23,7 @@ COLUMNS = {
     "browser": "Page loaded in, s",
     "command": "Command",
     "answered": "Command answers in, s",
+    "live": "Live again after, s",
 }
 
 

@@ -225,7 +225,7 @@ BREAKS = {
         fail_fifteen_times, "TASK_FAILING", "doctor", "Task refuse has 15 failures in 10 minutes"
     ),
     "poison": Break(
-        crash_fifteen_times, "TASK_FAILING", "doctor", "Task segfault ended its process 15 times"
+        crash_fifteen_times, "CRASHES", "doctor", "Task segfault ended its process 15 times"
     ),
     "retry storm": Break(
         retry_1_200_times, "TASK_RETRYING", "doctor", "task ask_for_retry were retried 1,200 times"
@@ -324,9 +324,11 @@ def test_a_frozen_server_is_seen_in_a_browser_and_on_the_command_line(
                 other = tabs.new_page()
                 other.goto("/queues", timeout=WAIT_MS)
                 expect(other.get_by_text("did not answer")).to_be_visible()
+            thawed_at = time.monotonic()
             expect(page.locator("[data-badge]")).to_have_text("live", timeout=WAIT_MS)
+            live = time.monotonic() - thawed_at
     finally:
         server.remove()
     assert (ended.returncode, "did not answer in time" in ended.stderr) == (1, True), ended.stderr
-    note("database frozen", shown="badge: stale since", seen=seen)
+    note("database frozen", shown="badge: stale since", seen=seen, live=live)
     note("database frozen", command="`horsies status`", answered=answered)

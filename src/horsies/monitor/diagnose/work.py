@@ -469,7 +469,9 @@ def judge_run_audit(broken: Sequence[BrokenRun]) -> Iterator[Finding]:
 
 def _paused_runs(facts: Facts) -> Script[Iterable[Finding]]:
     runs = yield from facts.read(find_long_pauses(facts.limits.long_paused_seconds, SHOWN))
-    return map(paused_run, runs)
+    by_hand = [f"run {run.id}" for run in runs if run.error_code is None]
+    authors = (yield from authors_script(by_hand, "pause_run")) if by_hand else {}
+    return [paused_run(run, authors.get(f"run {run.id}")) for run in runs]
 
 
 def _schedules(facts: Facts) -> Script[Iterable[Finding]]:
