@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.support.database import Database
+from tests.support.locks import locked
 from tests.support.rows import add_task
 from tests.support.wait import wait_until
 from tests.support.web_server import WebServer, served
@@ -46,6 +47,19 @@ def test_the_list_has_every_database_and_names_the_one_that_is_down(server: WebS
     assert "hunter2" not in text
     assert 'data-live="/live/"' in text
     assert server.get("/readyz").text == "cannot be read: down\n"
+
+
+def test_a_locked_database_has_a_row_that_names_the_holder_and_hides_no_other(
+    server: WebServer, process_url: str
+) -> None:
+    with locked(process_url, "horsies_tasks") as pid:
+        wait_until(lambda: f"pid {pid} (user" in row_of(server.get("/").text, "orders"))
+        row = row_of(server.get("/").text, "orders")
+        wait_until(lambda: "no worker" in row_of(server.get("/").text, "media"))
+        metrics = server.get("/metrics").text
+    assert f"<code>SELECT pg_terminate_backend({pid})</code>" in row
+    ups = dict(re.findall(r'^horsies_up\{database="(\w+)"\} (\S+)$', metrics, re.M))
+    assert ups == {"orders": "0.0", "media": "1.0", "down": "0.0"}
 
 
 def test_a_dashboard_of_one_database_links_to_the_others(server: WebServer) -> None:

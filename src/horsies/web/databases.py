@@ -114,18 +114,20 @@ class _Row:
         self._site = site
         self._reading: asyncio.Task[None] | None = None
         self._problem: str | None = f"The database did not answer within {ANSWER_SECONDS:g} s."
-        self._totals: dict[str, Any] = {}
+        # The totals, or the statement that ends the session which holds a lock.
+        self._facts: dict[str, Any] = {}
 
     async def current(self) -> dict[str, Any]:
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read())
         await asyncio.wait({self._reading}, timeout=ANSWER_SECONDS)
-        return {"name": self._name, "problem": self._problem, **self._totals}
+        return {"name": self._name, "problem": self._problem, **self._facts}
 
     async def _read(self) -> None:
         try:
             figures = await self._site.reader.read(figures_script(self._site.queue_caps))
         except Problem as problem:
-            self._problem, self._totals = mask_url(problem.sentence), {}
+            self._problem = mask_url(problem.sentence)
+            self._facts = {"remedy": problem.members.get("remedy")}
         else:
-            self._problem, self._totals = None, totals_of(figures, None)
+            self._problem, self._facts = None, totals_of(figures, None)
