@@ -167,8 +167,8 @@ def _routes(sessions: Sequence[Session]) -> Routes:
 
 
 class _Collector:
-    """The gauges of one database, read by one scraper at a time. The slower checks run in a thread of
-    their own, so that no scrape waits long for them.
+    """The gauges of one database, read by one scraper at a time. A separate thread runs the slower
+    checks, so that no scrape waits long for them.
     """
 
     def __init__(self, session: Session) -> None:
