@@ -38,7 +38,7 @@ QUERIES = {
     "unique job": "idempotency.html",
     "faq": "faq.html",
     "outbox": "transactions.html",
-    "windows": "faq.html install.html versioning.html concurrency.html",
+    "windows": "faq.html install.html versioning.html",
     "timeout": "time-limits.html",
     "cancel": "time-limits.html",
     "priority": "queues.html",
