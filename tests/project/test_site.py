@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tools.drawings.chart import chart
+from tools.drawings.chart import SYSTEMS, TABLE, chart, rates
 from tools.drawings.pictures import PICTURES
 from tools.drawings.recording import moving
 from tools.drawings.sequence import CannotDraw, drawn
@@ -74,6 +74,10 @@ def test_a_drawing_is_up_to_date_and_has_a_title(name: str) -> None:
     root = ElementTree.fromstring(drawing)
     assert root.get("class") == "drawing"
     assert root.findtext("{*}title")
+
+
+def test_the_chart_has_a_bar_for_every_system() -> None:
+    assert set(rates(TABLE.read_text("utf-8"))) == set(SYSTEMS)
 
 
 def test_every_drawing_is_shown_on_a_page() -> None:
