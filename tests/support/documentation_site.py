@@ -22,10 +22,12 @@ ADDRESS = "https://docs.example/horsies/"
 MKDOCS = REPOSITORY / ".venv-site" / "bin" / "mkdocs"
 
 
-def build(place: Path) -> None:
-    """Build the site as for publishing; fail for a broken link or a page outside the navigation."""
+def build(place: Path, **changed: str) -> None:
+    """Build the site as for publishing, with these environment variables; fail for a broken link or a page
+    outside the navigation.
+    """
     assert MKDOCS.exists(), "the tools of the site are missing; run: make site"
-    settings = {**os.environ, "HORSIES_SITE_URL": ADDRESS, "NO_MKDOCS_2_WARNING": "1"}
+    settings = {**os.environ, "HORSIES_SITE_URL": ADDRESS, "NO_MKDOCS_2_WARNING": "1", **changed}
     command = [str(MKDOCS), "build", "--strict", "--quiet", "--site-dir", str(place)]
     built = subprocess.run(
         command, cwd=REPOSITORY, env=settings, capture_output=True, text=True, check=False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -9,15 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page
 
 from tests.support import reader, site_map
 from tests.support.commands import running_worker
-from tests.support.doc_pages import blocks, page
+from tests.support.doc_pages import REPOSITORY, blocks, page
 from tests.support.documentation_site import (
     ADDRESS,
+    build,
     built_once,
     hit_links,
     served_files,
@@ -264,6 +267,32 @@ def test_every_page_has_its_own_description_and_place_in_the_sitemap(directory: 
     assert page("cookbook.md") in full
 
 
+def test_every_link_of_the_built_pages_leads_to_a_file_and_a_place_in_it(directory: Path) -> None:
+    texts = texts_of(directory)
+    places = {name: set(re.findall(r'\bid="([^"]+)"', text)) for name, text in texts.items()}
+    broken = [
+        (name, target)
+        for name, text in texts.items()
+        for target in set(re.findall(r'\b(?:href|src)="([^"]*)"', text))
+        if not _leads_somewhere(directory, places, urljoin(ADDRESS + name, html.unescape(target)))
+    ]
+    assert broken == []
+
+
+def texts_of(directory: Path) -> dict[str, str]:
+    """The text of every built page by its path in the site."""
+    pages = directory.rglob("*.html")
+    return {str(path.relative_to(directory)): path.read_text("utf-8") for path in pages}
+
+
+def _leads_somewhere(directory: Path, places: dict[str, set[str]], address: str) -> bool:
+    if not address.startswith(ADDRESS):
+        return True
+    found = urlsplit(address.removeprefix(ADDRESS) or "index.html")
+    is_file = (directory / unquote(found.path)).is_file()
+    return is_file and (not found.fragment or unquote(found.fragment) in places[found.path])
+
+
 def test_no_page_loads_anything_from_another_host(directory: Path) -> None:
     loading = re.compile(r'<(?:script|img|iframe|link)\b[^>]*?(?:src|href)="(?:https?:)?//([^"/]+)')
     own = ADDRESS.split("/")[2]
@@ -273,3 +302,20 @@ def test_no_page_loads_anything_from_another_host(directory: Path) -> None:
         if (hosts := set(loading.findall(path.read_text("utf-8"))) - {own})
     }
     assert found == {}
+
+
+def test_a_site_of_a_published_repository_links_to_its_files(tmp_path: Path) -> None:
+    repository = "https://code.example/horsies"
+    build(tmp_path / "site", HORSIES_REPOSITORY_URL=repository)
+    texts = texts_of(tmp_path / "site")
+    for entry in site_map.entries():
+        source = f"{repository}/raw/main/docs/{entry.name}"
+        shown = texts[entry.name.replace(".md", ".html")]
+        assert (source in shown) == (entry.path.parent != REPOSITORY), entry.name
+    link = re.compile(rf'href="{repository}/(?:blob|raw)/main/([^"#]+)')
+    linked = {path for text in texts.values() for path in link.findall(text)}
+    assert "src/horsies/worker/loop.py" in linked
+    assert [path for path in linked if not (REPOSITORY / path).exists()] == []
+    install = re.sub("<[^>]+>", "", texts["install.html"])
+    assert f"$ git clone {repository} horsies" in install
+    assert "ADDRESS" not in install

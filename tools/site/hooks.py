@@ -95,6 +95,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     known = {f"docs/{one}" for one in files.src_uris}
     text = with_blocks(with_callouts(markdown))
     if config.repo_url:
+        text = text.replace(". Replace `ADDRESS` with its address:", ":")
         text = text.replace("git clone ADDRESS", f"git clone {config.repo_url}")
     return with_links(text, source, lambda path: _address(path, name, known, config.repo_url))
 
