@@ -152,6 +152,12 @@ def error_code_text(code: BuiltInTaskCode | str | None) -> str | None:
     return code.value if isinstance(code, Enum) else code
 
 
+def docs_command(code: BuiltInTaskCode | str | None) -> str | None:
+    """Return the command that prints the meaning and the remedy of a built-in code; None for another code."""
+    text = error_code_text(code)
+    return f"horsies docs {text}" if text in BUILTIN_CODE_REGISTRY else None
+
+
 def column_code(code: str | None) -> str | None:
     """Return a code in the form for the columns of tasks and attempts: a long code is shortened with an
     ellipsis. Stored results and retry policies use the whole code.

@@ -349,7 +349,8 @@ def test_result_raises_the_error_of_the_task(
     assert failure.traceback.endswith("ConnectionError: no answer\n")
     assert str(failure) == "AWAY: gone"
     # A terminal shows the worker's traceback below the exception.
-    assert "raise ConnectionError" in failure.__notes__[0]
+    (note,) = failure.__notes__
+    assert "raise ConnectionError" in note
 
 
 def test_result_raises_for_a_cancelled_task(
@@ -360,6 +361,7 @@ def test_result_raises_for_a_cancelled_task(
     with pytest.raises(TaskFailed) as raised:
         call(app, handle, "result")
     assert raised.value.code is OutcomeCode.TASK_CANCELLED
+    assert raised.value.__notes__ == ["See: horsies docs TASK_CANCELLED"]
 
 
 @pytest.mark.parametrize("timeout_ms", [0, 10])
@@ -371,6 +373,7 @@ def test_result_of_an_unfinished_task_is_a_timeout(
     assert isinstance(raised.value, ResultTimeout)
     assert raised.value.code in ("RESULT_NOT_READY", "WAIT_TIMEOUT")
     assert str(raised.value).startswith(f"{raised.value.code}: Task ")
+    assert raised.value.__notes__ == [f"See: horsies docs {raised.value.code}"]
 
 
 @pytest.mark.parametrize("stored", ['{"ok":7}', "nonsense"])

@@ -355,6 +355,7 @@ def test_the_page_of_a_task_shows_its_life_attempts_and_traceback(
     ):
         assert expected in words, expected
     assert "hunter2" not in answer.text
+    assert "horsies docs" not in answer.text  # CARD_REFUSED is a code of the application
     assert f"/tasks/{first}" in answer.text
     resent = add_task(connection, retried_from_task_id=task)
     assert f'href="/tasks/{resent}"' in ask(f"/tasks/{task}").text
@@ -378,6 +379,7 @@ def test_an_attempt_that_was_cancelled_has_not_failed(ask: Ask, connection: Data
     add_attempt(connection, task, outcome="FAILED", error_code="TASK_CANCELLED")
     page = ask(f"/tasks/{task}").text
     assert "not retried: the task was cancelled" in page
+    assert "<code>horsies docs TASK_CANCELLED</code>" in page
     assert "status-failed" not in page
 
 

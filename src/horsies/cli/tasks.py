@@ -26,7 +26,7 @@ from horsies.cli.session import (
 )
 from horsies.db.statements.monitor import TaskDetail, TaskSummary
 from horsies.db.statements.tasks import TaskAttemptInfo
-from horsies.error_codes import BUILTIN_CODE_REGISTRY
+from horsies.error_codes import docs_command
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
 from horsies.monitor.diagnose.explain import read_task
@@ -173,8 +173,7 @@ def _facts(report: TaskReport, payload: bool) -> Iterable[tuple[str, str | None]
     yield "waits because", "\n".join(report.waits_because) or None
     yield "transaction", report.transaction
     yield "error", task.error_code
-    is_documented = task.error_code in BUILTIN_CODE_REGISTRY
-    yield "see", f"horsies docs {task.error_code}" if is_documented else None
+    yield "see", docs_command(task.error_code)
     yield "reason", task.failed_reason
     yield "sent", output.timestamp(task.sent_at)
     yield _enqueued_fact(task)

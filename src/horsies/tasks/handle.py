@@ -34,6 +34,7 @@ from horsies.error_codes import (
     OperationalErrorCode,
     OutcomeCode,
     RetrievalCode,
+    docs_command,
 )
 from horsies.errors import (
     UNLIMITED_RETRIES,
@@ -288,17 +289,22 @@ def value_or_raise(task_id: str, result: TaskResult[T, TaskError]) -> T:
     if result.is_ok():
         return result.ok_value
     error = result.err_value
+    failure = _failure(task_id, error)
+    if command := docs_command(error.error_code):
+        failure.add_note(f"See: {command}")
+    raise failure from error.exception if isinstance(error.exception, BaseException) else None
+
+
+def _failure(task_id: str, error: TaskError) -> TaskFailed | ResultUnavailable:
     code, message, data = error.error_code, error.message, error.data
-    cause = error.exception if isinstance(error.exception, BaseException) else None
     if code == RetrievalCode.EVENT_LOOP_RUNNING:
         message = _would_block("result")
     if code in _UNFINISHED:
-        raise ResultTimeout(str(code), message, data) from cause
+        return ResultTimeout(str(code), message, data)
     if isinstance(code, RetrievalCode) or code in _UNREADABLE:
-        raise ResultUnavailable(str(code), message, data) from cause
+        return ResultUnavailable(str(code), message, data)
     stored = error.exception if isinstance(error.exception, dict) else {}
-    traceback = stored.get("traceback")
-    raise TaskFailed(code, message, data=data, traceback=traceback, task_id=task_id) from cause
+    return TaskFailed(code, message, data=data, traceback=stored.get("traceback"), task_id=task_id)
 
 
 _NO_BROKER = BrokerOperationError(BrokerErrorCode.NO_BROKER, UNCONNECTED)

@@ -32,7 +32,7 @@ from horsies.db.statements.monitor import (
     read_task_detail,
 )
 from horsies.db.statements.tasks import TaskAttemptInfo
-from horsies.error_codes import OutcomeCode
+from horsies.error_codes import OutcomeCode, docs_command
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
 from horsies.monitor.diagnose.explain import Explanation, explain_task_script
@@ -284,6 +284,7 @@ async def task(view: View) -> Page:
         "life": draw_life(life_of(found, facts.report.attempts)),
         "attempts": [_attempt(found, attempt) for attempt in facts.report.attempts],
         "error": _error(found, view.access.sees_payload),
+        "docs_command": docs_command(found.error_code),
         "payload": _payload(view, found, masking) if view.access.sees_payload else None,
         "logs": [(log, "\n".join(masking.log_lines(log.lines))) for log in facts.logs],
         "headers": _headers(options, masking),
