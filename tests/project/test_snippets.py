@@ -53,6 +53,13 @@ def test_a_block_that_is_run_as_a_file_is_one_of_a_page_that_tests_follow() -> N
     assert marked == {"dashboard-access.md": ["asgi.py"], "sending-from-sql.md": ["tasks.py"]}
 
 
+def test_sql_without_a_mark_is_on_pages_that_tests_run_as_a_whole() -> None:
+    pages = {path.name: code_blocks(path, "") for path in GUIDES}
+    found = {name for name, some in pages.items() if any(one.language == "sql" for one in some)}
+    # tests/project/test_schema_docs.py, tests/e2e/test_roles.py, tests/project/test_sending_from_sql.py
+    assert found == {"schema.md", "security.md", "sending-from-sql.md"}
+
+
 def test_every_page_with_marked_blocks_has_a_setting() -> None:
     marked = {doc_pages.title(path) for path in GUIDES if code_blocks(path, "with-setting")}
     assert marked == {f"docs/{name}" for name in SETTINGS}

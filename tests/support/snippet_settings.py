@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 
 import django.db
 import psycopg
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine
+from sqlalchemy import text as sql
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import horsies
@@ -90,22 +91,34 @@ class Payments:
 
 
 def exactly_once(texts: list[str], url: str, _: Path) -> None:
-    """Check that the tasks write the rows of order 7 and commit with them."""
+    """Check that the tasks write the rows of order 7 and commit with them, and that the other system
+    rejects an outdated attempt.
+    """
+    *tasks, guarded = texts
     payments, engine = Payments(), create_engine(alchemy_url(url))
     names: Names = {"Session": Session, "engine": engine, "Refund": Refund, "payments": payments}
     names |= {"__name__": "booking", "current_task": current_task}
     names["AsyncTaskTransaction"] = horsies.AsyncTaskTransaction
     with orders_table(url) as connection:
-        for text in texts:
-            run(text, names)
+        for task in tasks:
+            run(task, names)
         for task in ("book_shipment", "book_refund", "place_order"):
             names[task].enqueue(7)
         ended = run_pending(names["app"])
         row = connection.execute("SELECT paid, shipped, placed FROM orders").fetchone()
         assert connection.execute("SELECT order_id FROM refunds").fetchall() == [(7,)]
         connection.execute("DROP TABLE orders, refunds")
+    assert rows_changed(engine, guarded, tokens=(5, 5, 6, 5)) == [1, 1, 1, 0]
     engine.dispose()
     assert (row, ended.completed, list(payments.keys.values())) == ((True, True, True), 7, [7])
+
+
+def rows_changed(engine: Engine, update: str, tokens: Sequence[int]) -> list[int]:
+    """Update a device with each token in turn; return the number of rows that each update changes."""
+    with engine.connect() as connection:
+        connection.execute(sql("CREATE TEMP TABLE devices AS SELECT 1 id, 0 firmware, 0 token"))
+        values = [{"device": 1, "firmware": 2, "token": token} for token in tokens]
+        return [connection.execute(sql(update), value).rowcount for value in values]
 
 
 def engine_at_import(texts: list[str], url: str, _: Path) -> None:
