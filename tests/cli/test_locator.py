@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.every_command import CONTEXTS
+from tests.support.every_command import CONTEXTS, parsed
 
 TAKE_APPLICATIONS = {
     path: context.command
@@ -60,11 +60,5 @@ def test_a_command_that_takes_a_database_takes_an_application() -> None:
 def test_optional_arguments_before_the_locator_may_be_left_out(
     words: str, expected: dict[str, Any]
 ) -> None:
-    path, arguments = _split(words.split())
-    context = TAKE_APPLICATIONS[path].make_context(path, arguments)
-    assert {name: context.params[name] for name in expected} == expected
-
-
-def _split(words: list[str]) -> tuple[str, list[str]]:
-    count = 2 if f"horsies {' '.join(words[:2])}" in TAKE_APPLICATIONS else 1
-    return f"horsies {' '.join(words[:count])}", words[count:]
+    params = parsed(words.split())
+    assert {name: params[name] for name in expected} == expected

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 import yaml
 
-from horsies.cli.main import command_line
+from tests.support import every_command
 from tests.support.database import Database
 from tests.support.helm import Chart
 from tests.support.keys import add_keyed, limit
@@ -32,11 +31,8 @@ BEYOND_GRACE_SECONDS = 10
 
 
 def parsed(words: list[str]) -> dict[str, Any]:
-    """Parse a command line of horsies as the program does, without running it."""
-    command: Any = typer.main.get_command(command_line())
-    name, *rest = words
-    context = command.commands[name].make_context(name, rest)
-    found: dict[str, Any] = context.params
+    """Parse a command line of the application."""
+    found = every_command.parsed(words)
     named = found.get("locators") or [found.get("locator")]
     assert list(named) == ["shop.background:app"]
     return found

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import prometheus_client
 import pytest
+import typer.main
 from pydantic import BaseModel
 
 import horsies
 from horsies import FernetCodec
+from horsies.cli.main import command_line
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.errors import HorsiesError
@@ -21,6 +26,8 @@ from horsies.worker.loop import ExitCode
 from tests.support import doc_pages, generated_docs
 from tests.support.code_remedies import REMEDIES
 from tests.support.doc_pages import PAGES, code_of, page, rows, section
+from tests.support.every_command import CONTEXTS, parsed
+from tests.support.followed_pages import sessions
 from tests.support.transitions import TaskVerb
 
 URL = "postgresql://localhost/unused"
@@ -80,6 +87,55 @@ def test_the_table_of_failed_sends_has_every_code() -> None:
 def test_every_command_has_its_flags_and_a_guide() -> None:
     listed = re.findall("^### horsies (.+)$", page("cli.md"), re.MULTILINE)
     assert listed == sorted(generated_docs.COMMAND_GUIDES)
+
+
+EXAMPLE_PAGES = sorted((doc_pages.REPOSITORY / "examples").rglob("*.md"))
+TARGETS = set(
+    re.findall("^([a-z-]+):", (doc_pages.REPOSITORY / "Makefile").read_text("utf-8"), re.MULTILINE)
+)
+# The operators between the commands of a line, of which shlex makes words.
+OPERATOR = re.compile(r"[;&|<>()]+")
+
+
+def commands(line: str) -> Iterator[list[str]]:
+    """The commands of a line for a shell, each as its words, without comments and variables."""
+    words = shlex.shlex(line, posix=True, punctuation_chars=True)
+    words.whitespace_split = True
+    for is_operator, group in groupby(words, lambda word: bool(OPERATOR.fullmatch(word))):
+        if not is_operator:
+            command = list(group)
+            while command and re.match(r"[A-Z_]+=", command[0]):
+                del command[0]
+            yield command
+
+
+@pytest.mark.parametrize("path", [*PAGES, *EXAMPLE_PAGES], ids=doc_pages.title)
+def test_every_shown_command_is_accepted(path: Path) -> None:
+    """A command of horsies parses, and a target of make exists."""
+    shown = [line for line, _ in sessions(path.read_text("utf-8"))]
+    for program, *words in (one for line in shown for one in commands(line) if one):
+        if program == "horsies" and not words[0].startswith("-"):
+            parsed(words)
+        elif program == "horsies":
+            assert words[0] in options(typer.main.get_command(command_line(completes=True)))
+        elif program == "make":
+            assert {word for word in words if re.match("[a-z]", word)} <= TARGETS
+
+
+def options(command: Any) -> set[str]:
+    return {name for param in command.params for name in param.opts}
+
+
+@pytest.mark.parametrize("path", [*PAGES, *EXAMPLE_PAGES], ids=doc_pages.title)
+def test_every_command_in_a_sentence_exists_with_its_options(path: Path) -> None:
+    spans = re.findall(r"`(horsies [a-z][^`]*)`", path.read_text("utf-8"))
+    for words in map(str.split, spans):
+        command = max(
+            (name for name in CONTEXTS if words[: len(name.split())] == name.split()), key=len
+        )
+        assert command != "horsies", words
+        flags = {flag for word in words for flag in re.findall(r"^--[a-z-]+", word)}
+        assert flags <= options(CONTEXTS[command].command), words
 
 
 def test_flags_are_listed_in_the_reference_only() -> None:

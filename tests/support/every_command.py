@@ -6,7 +6,7 @@ in neither table.
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
 
@@ -141,3 +141,14 @@ def _walk(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, An
 
 # Return every command by its path, with its context.
 CONTEXTS = dict(_walk(typer.main.get_command(command_line()), "horsies"))
+
+
+def parsed(words: Sequence[str]) -> dict[str, Any]:
+    """Parse a command line of horsies, without its first word, as the program does; return its parameters.
+    Nothing is run. A mistake in the words is raised.
+    """
+    of_two = " ".join(["horsies", *words[:2]])
+    count = 2 if len(words) > 1 and of_two in CONTEXTS else 1
+    path = " ".join(["horsies", *words[:count]])
+    params: dict[str, Any] = CONTEXTS[path].command.make_context(path, list(words[count:])).params
+    return params

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,10 +15,11 @@ COMMANDS = ("python ", "horsies check", "horsies version")
 
 
 def sessions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the commands of a page, each with its documented output."""
+    """Yield the commands of a page, each with its documented output. The lines of one command are joined."""
     for block in blocks(text):
         if block.language == "console":
-            for part in block.text.split("$ ")[1:]:
+            joined = re.sub(r"\\\n\s*", "", block.text)
+            for part in re.split(r"^\$ ", joined, flags=re.MULTILINE)[1:]:
                 command, _, output = part.partition("\n")
                 yield command, output
 
