@@ -31,6 +31,7 @@ from tests.support.followed_pages import sessions
 from tests.support.transitions import TaskVerb
 
 URL = "postgresql://localhost/unused"
+EXAMPLE_PAGES = sorted((doc_pages.REPOSITORY / "examples").rglob("*.md"))
 
 
 @pytest.mark.parametrize("path", generated_docs.PAGES, ids=doc_pages.title)
@@ -89,7 +90,6 @@ def test_every_command_has_its_flags_and_a_guide() -> None:
     assert listed == sorted(generated_docs.COMMAND_GUIDES)
 
 
-EXAMPLE_PAGES = sorted((doc_pages.REPOSITORY / "examples").rglob("*.md"))
 TARGETS = set(
     re.findall("^([a-z-]+):", (doc_pages.REPOSITORY / "Makefile").read_text("utf-8"), re.MULTILINE)
 )
@@ -165,7 +165,7 @@ def test_every_verb_has_its_statement_and_its_doer() -> None:
     assert verbs == list(get_args(TaskVerb))
 
 
-@pytest.mark.parametrize("path", PAGES, ids=doc_pages.title)
+@pytest.mark.parametrize("path", [*PAGES, *EXAMPLE_PAGES], ids=doc_pages.title)
 def test_links_lead_somewhere(path: Path) -> None:
     broken = [
         link.target

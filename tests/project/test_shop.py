@@ -57,7 +57,7 @@ def test_the_tour_of_the_shop_runs_as_its_page_says(tmp_path: Path, database_url
     port = free_port()
     env = environment(HORSIES_DATABASE_URL=database_url, SHOP_GATEWAY=f"http://127.0.0.1:{port}")
     workers = {
-        "orders": ("--queues", "orders,payments", "--with-scheduler"),
+        "orders": ("--queues", "orders,payments,invoices", "--with-scheduler"),
         "reports": ("--queues", "reports", "--name", "reports"),
     }
     with ExitStack() as stack:
@@ -87,8 +87,8 @@ def test_the_tour_of_the_shop_runs_as_its_page_says(tmp_path: Path, database_url
     assert "retried by RetryLater" in logs
     with psycopg.connect(database_url) as connection:
         assert connection.execute(CONFIRMED).fetchall() == [("shop.tasks.confirm",)]
-        queues = [("orders", None), ("payments", None), ("reports", "reports")]
-        assert connection.execute(SERVED).fetchall() == queues
+        by_first_worker = [("invoices", None), ("orders", None), ("payments", None)]
+        assert connection.execute(SERVED).fetchall() == [*by_first_worker, ("reports", "reports")]
         assert connection.execute(SCHEDULED).fetchall() == [("daily-report",)]
 
 

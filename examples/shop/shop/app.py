@@ -11,8 +11,10 @@ from horsies import (
     CustomQueueConfig,
     DailySchedule,
     Horsies,
+    PerKey,
     PostgresConfig,
     QueueMode,
+    Rate,
     ScheduleConfig,
     TaskSchedule,
 )
@@ -30,8 +32,12 @@ app = Horsies(
         queue_mode=QueueMode.CUSTOM,
         custom_queues=[
             CustomQueueConfig(name="orders", priority=1),
-            # At most five calls to the payment gateway at a time, in the whole cluster.
-            CustomQueueConfig(name="payments", priority=2, max_concurrency=5),
+            # At most five calls to the payment gateway at a time, and 50 per second, in the whole cluster.
+            CustomQueueConfig(
+                name="payments", priority=2, max_concurrency=5, rate=Rate(count=50, per_seconds=1)
+            ),
+            # The key of a task is its customer: at most two tasks of a customer run at a time.
+            CustomQueueConfig(name="invoices", priority=2, per_key=PerKey(max_concurrency=2)),
             CustomQueueConfig(name="reports", priority=3),
         ],
         schedule=ScheduleConfig(schedules=[REPORT]),
