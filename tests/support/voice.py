@@ -17,8 +17,8 @@ from itertools import groupby
 from tests.support import site_map
 
 LONG, TOO_LONG = 35, 45
-# Tabs whose sentences must be short, because people read them from beginning to end.
-READ_THROUGH = ("Start", "Guides", "Cookbook")
+# The tab for contributors, whose design notes may have longer sentences.
+FOR_CONTRIBUTORS = "Project"
 # The minimum number of "you" and "we" per thousand words, for a tab and each of its pages.
 FLOOR, FLOOR_OF_PAGE = 20, 15
 COMMAND = "python -m tests.support.voice"
@@ -26,7 +26,7 @@ COMMAND = "python -m tests.support.voice"
 LEFT_OUT = ("api/", "changelog.md")
 
 _BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
-_GENERATED = re.compile(r"<!-- begin: .*? -->.*?<!-- end: .*? -->", re.DOTALL)
+_GENERATED = re.compile(r"<!-- (?:begin|measured): .*? -->.*?<!-- end.*? -->", re.DOTALL)
 _ADDRESS = re.compile(r"\b(?:you|your|yours|yourself|we|our|us|let's)\b", re.IGNORECASE)
 _CODE = re.compile(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 _LINK_TARGET = re.compile(r"\]\([^)]*\)(?:\{[^}]*\})?")
