@@ -40,6 +40,16 @@ def test_a_page_begins_with_its_title_and_a_sentence() -> None:
         assert " " in sentence, entry.name
 
 
+def test_the_title_of_a_page_contains_its_title_in_the_navigation() -> None:
+    """The navigation and the search show one, the page and `horsies docs` the other."""
+    titles = {
+        entry: entry.path.read_text("utf-8").partition("\n")[0].replace("`", "").lower()
+        for entry in site_map.entries()
+    }
+    different = [one.name for one, title in titles.items() if one.title.lower() not in title]
+    assert different == ["index.md"]  # "Home"
+
+
 def test_a_list_begins_after_a_blank_line() -> None:
     """The site joins a list that follows a line of text to that line; the repository does not."""
     joined = re.compile(r"^(?![-*|>#]|\d+\.|\s)\S.*\n(?:[-*]|\d+\.) .*", re.MULTILINE)
