@@ -229,6 +229,7 @@ def _in_a_coroutine(text: str) -> str:
 # Pages whose blocks share one application, named `app`.
 WITH_AN_APPLICATION = (
     *("sending.md", "results.md", "retries.md", "configuration.md", "scheduling.md"),
+    "schedules-at-run-time.md",
     *("monitoring-from-python.md", "inside-a-task.md", "tracing.md", "dashboard-access.md"),
     *("hooks.md", "child-processes.md", "webhooks.md", "developing.md", "explain.md"),
     *("encryption.md", "large-payload.md"),

@@ -1,4 +1,4 @@
-"""The page about scheduling: its table of clock changes is what the code does."""
+"""The pages about schedules: their table of clock changes is what the code does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.doc_pages import code_of, page, rows, section
 
 def test_the_slots_in_the_table_of_clock_changes_are_the_real_ones() -> None:
     names: dict[str, Any] = {name: getattr(horsies, name) for name in horsies.__all__}
-    table = list(rows(section(page("scheduling.md"), "When the clock changes")))
+    table = list(rows(section(page("schedule-patterns.md"), "When the clock changes")))
     assert len(table) == 9
     for text, gap, after, shown in table:
         pattern = eval(code_of(text), names | {"time": time})
@@ -22,7 +22,7 @@ def test_the_slots_in_the_table_of_clock_changes_are_the_real_ones() -> None:
 
 
 def test_every_pattern_and_every_term_is_explained() -> None:
-    text = page("scheduling.md")
+    text = page("scheduling.md") + page("schedule-patterns.md")
     for name in horsies.__all__:
         if name.startswith("Cron") or name.endswith(("Schedule", "Day", "Days", "Weekday")):
             assert f"`{name}" in text, name

@@ -84,7 +84,7 @@ REMEDIES = {
     "MONITORING_QUERY_FAILED": "Try again if `error.retryable` is true; check that the role [may read the tables](security.md#roles).",
     "NO_BROKER": "Use a handle that a send, a start or the application has returned.",
     "QUEUE_SWITCH_FAILED": "Try again if `error.retryable` is true; the message has the database's error.",
-    "SCHEDULE_EXISTS": "Choose another name, or pass `replace=True`; see [schedules at run time](scheduling.md#schedules-at-run-time).",
+    "SCHEDULE_EXISTS": "Choose another name, or pass `replace=True`; see [schedules at run time](schedules-at-run-time.md).",
     "SCHEDULE_OPERATION_FAILED": "Try again if `error.retryable` is true; the message has the database's error.",
     "SCHEMA_INIT_FAILED": "Run [`horsies migrate`](deployment.md) with a role that may create tables; `horsies doctor` names the missing ones.",
     "TASK_INFO_QUERY_FAILED": "Try again if `error.retryable` is true; the task itself is not affected.",

@@ -69,7 +69,7 @@ QUESTIONS = (
     ),
     Question(
         "How do you run a task at 3 every night, Berlin time?",
-        "scheduling.md",
+        "schedule-patterns.md",
         "patterns",
         ("DailySchedule",),
     ),

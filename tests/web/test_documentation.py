@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 # Words of beginners, and the pages of which one must be the first or second hit.
 QUERIES = {
     "retry": "retries.html",
-    "cron": "scheduling.html",
+    "cron": "schedule-patterns.html scheduling.html",
     "pydantic": "sending.html tutorial.html",
     "rate limit": "queues.html concurrency.html",
     "unique job": "idempotency.html",
