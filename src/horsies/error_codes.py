@@ -36,8 +36,8 @@ class OperationalErrorCode(StrEnum):
     """The stored arguments do not fit the function, or its result cannot be stored unchanged."""
     PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
     """The result is larger than ``payload.max_result_bytes``, which is unlimited by default; a node
-    takes more than ``payload.max_input_bytes`` from other nodes; or a map has more than
-    ``payload.max_map_items`` items.
+    takes more than ``payload.max_input_bytes`` from other nodes; a map has more than
+    ``payload.max_map_items`` items; or a step or a child of a durable function returns more than 1 MB.
     """
     PAYLOAD_UNREADABLE = "PAYLOAD_UNREADABLE"
     """The payload is encrypted with a key, or kept in a store, that this process does not have. A worker

@@ -350,6 +350,10 @@ def fails_with(app: Horsies, body: Any) -> TaskError:
             lambda ctx: [ctx.step(str, "x" * 600) for _ in range(3)],
             "has more than 0 MB; store the data",
         ),
+        (
+            lambda ctx: [ctx.step(str, "é" * 400) for _ in range(3)],
+            "has more than 0 MB; store the data",
+        ),
     ],
 )
 def test_a_misuse_of_the_context_fails_the_run_with_one_sentence(

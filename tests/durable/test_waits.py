@@ -24,6 +24,7 @@ from horsies import (
     from_node,
 )
 from horsies.db.statements.workers import delete_old_tasks
+from horsies.durable.steps import RESULT_BYTES_MAX
 from horsies.testing import clock_of, run_pending
 from tests.support.database import Database
 from tests.support.durable_runs import Effects, info_of
@@ -141,6 +142,50 @@ def test_a_json_value_that_cannot_be_stored_is_refused(
     assert refused.code is TaskActionErrorCode.VALIDATION_FAILED
     assert refused.message.startswith("The signal 'approve' was not sent: ")
     assert connection.execute("SELECT count(*) FROM horsies_task_signals").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("letter", ["x", "é"])
+def test_a_signal_above_a_megabyte_is_refused(
+    app: Horsies, connection: Database, letter: str
+) -> None:
+    @app.durable("chat")
+    def chat(ctx: Durable) -> int:
+        return len(ctx.wait_signal("word", str))
+
+    fits = "x" * (RESULT_BYTES_MAX - 2)
+    large = letter * (RESULT_BYTES_MAX // len(letter.encode()))
+    sent = chat.enqueue()
+    handle = app.durable_handle(sent.task_id)
+    for refused in (handle.signal("word", large), handle.signal_json("word", large)):
+        error = refused.unwrap_err()
+        assert error.code is TaskActionErrorCode.VALIDATION_FAILED
+        assert "1,048,578 bytes of JSON, more than 1,048,576" in error.message
+    assert connection.execute("SELECT count(*) FROM horsies_task_signals").fetchone() == (0,)
+    handle.signal("word", fits).unwrap()
+    run_pending(app)
+    assert sent.result(timeout_ms=0) == len(fits)
+
+
+def test_a_result_above_a_megabyte_of_a_child_is_not_recorded(
+    app: Horsies, connection: Database
+) -> None:
+    @app.task("render")
+    def render(size: int) -> str:
+        return "é" * (size // 2)
+
+    @app.durable("outer")
+    def outer(ctx: Durable) -> str:
+        fits = ctx.result(ctx.start(render, RESULT_BYTES_MAX - 2))
+        assert len(fits.encode()) == RESULT_BYTES_MAX - 2
+        return ctx.result(ctx.start(render, RESULT_BYTES_MAX))
+
+    sent = outer.enqueue()
+    run_pending(app)
+    error = sent.get(timeout_ms=0).err_value
+    assert error.error_code == "PAYLOAD_TOO_LARGE"
+    assert "1,048,578 bytes of JSON, more than 1,048,576" in (error.message or "")
+    sizes = connection.execute("SELECT max(octet_length(result)) FROM horsies_steps").fetchone()
+    assert sizes == (RESULT_BYTES_MAX,)
 
 
 def test_a_run_is_woken_by_the_end_of_its_child(app: Horsies, effects: Effects) -> None:

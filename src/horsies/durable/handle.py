@@ -22,7 +22,7 @@ from horsies.db.statements.durable import (
     signal_task,
 )
 from horsies.durable.past import checked_name
-from horsies.durable.steps import form_of
+from horsies.durable.steps import excess, form_of
 from horsies.encryption import is_encrypted, masked, missing_key
 from horsies.errors import DurableMisuse
 from horsies.ids import stored_form
@@ -129,9 +129,12 @@ def _missing_key(rows: Iterable[StepRow], *texts: str) -> str | None:
 
 
 def _written(form: JsonForm, value: object) -> tuple[str, str | None]:
-    """Return a value's JSON text, or the problem if it cannot be encoded."""
+    """Return a value's JSON text, or the problem if it cannot be encoded or is too large."""
     text = form.encode(value)
-    return ("", text.message) if isinstance(text, CodecError) else (text, None)
+    if isinstance(text, CodecError):
+        return "", text.message
+    large = excess(text)
+    return text, large and f"its value {large}; send a reference to the data instead."
 
 
 def _read_json(form: JsonForm, value: object) -> tuple[str, str | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable
 
+from horsies.codec.calls import payload_bytes
 from horsies.db.statements.durable import RecordedStep
 from horsies.durable.leaving import Parked, RunCancelled, Unreadable
 from horsies.encryption import missing_key
@@ -150,7 +151,7 @@ def _readable(step: RecordedStep) -> RecordedStep:
 
 
 def _size(step: RecordedStep) -> int:
-    return len(step.result or "") + len(step.error or "")
+    return payload_bytes(step.result or "") + payload_bytes(step.error or "")
 
 
 def mismatch(asked: str, recorded: str) -> Parked:

@@ -43,7 +43,7 @@ from horsies.durable.calls import (
 )
 from horsies.durable.leaving import Leaving, Parked, RunCancelled, RunLost, Unreadable
 from horsies.durable.past import DONE, LIMIT, TRY, Past, checked_name, mismatch
-from horsies.durable.steps import CodeOf, Failure, decoded, failure_of, form_of
+from horsies.durable.steps import CodeOf, Failure, decoded, failure_of, form_of, too_large
 from horsies.encryption import missing_key
 from horsies.error_codes import OutcomeCode, RetrievalCode, error_code_text
 from horsies.errors import DurableMisuse, RetryLater, StepFailed
@@ -527,7 +527,9 @@ def _outcome_of(child_id: str, row: OutcomeRow | None) -> Outcome:
         raise Unreadable(key_id)
     if row.status == TaskStatus.COMPLETED:
         split = split_result(row.result or "")
-        return (split[1] if split is not None else "null"), None
+        text = split[1] if split is not None else "null"
+        failure = too_large(f"The result of task {child_id}", text)
+        return (text, None) if failure is None else (None, failure)
     stored = None if row.result is None else decode_untyped(row.result)
     if stored is not None and not isinstance(stored, Err) and stored.value.is_err():
         error = stored.value.err_value

@@ -75,6 +75,21 @@ def failure_of(error: BaseException, code_of: CodeOf) -> Failure:
     return Failure(code, storable_text(text)[:_MESSAGE_CHARACTERS_MAX])
 
 
+def excess(text: str) -> str | None:
+    """Describe by how much a JSON text exceeds the limit of a recorded value; None if it fits."""
+    if (size := payload_bytes(text)) <= RESULT_BYTES_MAX:
+        return None
+    return f"has {size:,} bytes of JSON, more than {RESULT_BYTES_MAX:,}"
+
+
+def too_large(subject: str, text: str) -> Failure | None:
+    """Return the failure of a step whose result is too large to be recorded; None if it fits."""
+    if (problem := excess(text)) is None:
+        return None
+    message = f"{subject} {problem}; return a reference to the data instead."
+    return Failure(OperationalErrorCode.PAYLOAD_TOO_LARGE.value, message)
+
+
 @dataclass(frozen=True, slots=True)
 class StepFunction:
     """A function called as a step: its name, and the form of its value."""
@@ -97,13 +112,7 @@ class StepFunction:
         if isinstance(encoded, CodecError):
             text = f"The result of step {step!r} cannot be recorded: {encoded.message}"
             return Failure(OperationalErrorCode.WORKER_SERIALIZATION_ERROR, text)
-        if (size := payload_bytes(encoded)) > RESULT_BYTES_MAX:
-            return Failure(
-                OperationalErrorCode.PAYLOAD_TOO_LARGE,
-                f"The result of step {step!r} has {size:,} bytes of JSON, more than {RESULT_BYTES_MAX:,}; "
-                "return a reference to the data instead.",
-            )
-        return encoded
+        return too_large(f"The result of step {step!r}", encoded) or encoded
 
     def unwrapped(self, value: Any) -> Any:
         """Return the value of a successful step; take it out of a TaskResult if the function returns
