@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 import pytest
@@ -75,17 +76,45 @@ def test_an_async_function_takes_every_kind_of_step_once(
         connection.execute("DROP TABLE async_effects")
 
 
-def test_steps_in_another_asyncio_task_are_refused(app: Horsies) -> None:
-    async def one() -> int:
-        return 1
+async def one() -> int:
+    return 1
 
+
+async def in_other_asyncio_tasks(ctx: AsyncDurable) -> None:
+    await asyncio.gather(ctx.step(one), ctx.step(one))
+
+
+async def inside_a_step(ctx: AsyncDurable) -> None:
+    async def outer() -> int:
+        return await ctx.step(one)
+
+    await ctx.step(outer)
+
+
+async def too_many_at_once(ctx: AsyncDurable) -> None:
+    await ctx.gather(*[ctx.call(one) for _ in range(257)])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (in_other_asyncio_tasks, "use ctx.gather"),
+        (inside_a_step, "used inside step 'outer'"),
+        (too_many_at_once, "at most 256 steps"),
+    ],
+)
+def test_a_misuse_of_the_context_fails_the_run_with_one_sentence(
+    app: Horsies, body: Callable[[AsyncDurable], Awaitable[None]], message: str
+) -> None:
     @app.durable("wrong")
     async def wrong(ctx: AsyncDurable) -> None:
-        await asyncio.gather(ctx.step(one), ctx.step(one))
+        await body(ctx)
 
     sent = wrong.enqueue()
     run_pending(app)
-    assert "use ctx.gather" in (sent.get(timeout_ms=0).err_value.message or "")
+    error = sent.get(timeout_ms=0).err_value
+    assert message in (error.message or "")
+    assert (error.data or {}).get("exception_type") == "DurableMisuse"
 
 
 def test_the_context_fits_the_function(app: Horsies) -> None:

@@ -13,7 +13,9 @@ from horsies.durable.async_engine import AsyncEngine
 from horsies.durable.engine import Engine
 from horsies.durable.past import Past
 from horsies.durable.run import Fence, Run
+from horsies.worker.child import durable_run
 from horsies.worker.child.transact import Transactions
+from horsies.worker.protocol import Assignment
 from tests.support.applications import run_closing
 from tests.support.database import Database
 from tests.support.rows import add_task
@@ -103,3 +105,52 @@ def test_a_step_is_one_statement_and_one_commit_and_its_replay_none(
     assert rows == (STEPS + 1,) * 2
     past = Past(load_steps.fetch(connection, task_id, 1))
     assert not call(app, task_id, past), "a recorded step reaches no server"
+
+
+def opened(app: Horsies, given: Assignment) -> tuple[Counter[str], Run]:
+    """The messages of the start of a call, and the run with its past."""
+
+    @app.durable("work")
+    def work(ctx: Durable) -> None: ...
+
+    with app.get_broker().database.connection() as lent:
+        connection = lent
+    with traced(connection) as messages:
+        engine = durable_run.begun(Transactions(app, "w"), work.definition, given)
+    return messages, engine.run
+
+
+def opened_async(app: Horsies, given: Assignment) -> tuple[Counter[str], Run]:
+    @app.durable("work")
+    async def work(ctx: AsyncDurable) -> None: ...
+
+    async def call() -> tuple[Counter[str], Run]:
+        async with app.get_broker().database.connection_async() as lent:
+            connection = lent
+        with traced(connection) as messages:
+            engine = await durable_run.begun_async(
+                Transactions(app, "w"), work.definition, given
+            )
+        return messages, engine.run
+
+    found: tuple[Counter[str], Run] = run_closing(app, call())
+    return found
+
+
+@pytest.mark.parametrize("begin", [opened, opened_async])
+def test_the_first_claim_of_a_run_reads_nothing_and_a_later_one_reads_all_steps_at_once(
+    app: Horsies, connection: Database, begin: Callable[..., tuple[Counter[str], Run]]
+) -> None:
+    task_id = running(connection)
+    first = Assignment(task_id, 1, "work", 1, "[]", "{}", None)
+    messages, run = begin(app, first)
+    assert not messages
+    assert run.past.unvisited == []
+    connection.execute(
+        "INSERT INTO horsies_steps (task_id, name, position, kind, attempt, started_at, ended_at) "
+        "SELECT %s, 'one#' || number, number, 'step', 1, now(), now() FROM generate_series(1, 9) AS number",
+        (task_id,),
+    )
+    messages, run = begin(app, first._replace(generation=2))
+    assert messages["Execute"] + messages["Query"] == 1
+    assert len(run.past.unvisited) == 9

@@ -319,9 +319,7 @@ def renamed(ctx: Durable) -> int:
     return total + ctx.step(three)
 
 
-def test_a_new_step_before_recorded_ones_holds_the_run_until_it_is_resumed(
-    app: Horsies, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_new_step_before_recorded_ones_holds_the_run_until_it_is_resumed(app: Horsies) -> None:
     codes = [old_code, renamed, old_code]
 
     @app.durable("changing")

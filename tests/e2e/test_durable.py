@@ -130,6 +130,7 @@ def test_a_run_that_dies_before_or_after_any_of_its_effects_continues_there(
     fleet: Fleet, durable: ModuleType, witnessed: Database, function: str
 ) -> None:
     start(fleet)
+    doze = durable.doze.enqueue()
     swept = getattr(durable, function)
     whole: TaskHandle[list[str]] = swept.enqueue(-1)
     durable.app.signal(whole.task_id, "go", "went").unwrap()
@@ -151,6 +152,9 @@ def test_a_run_that_dies_before_or_after_any_of_its_effects_continues_there(
     children = witnessed.execute("SELECT count(*) FROM horsies_tasks WHERE task_name = 'double'")
     assert children.fetchone() == (points + 1,), "each child is sent once"
     print(f"{points} points before and after effects")
+    doze.result(timeout_ms=30_000)
+    ends = [row.outcome for row in attempts(witnessed, doze.task_id)]
+    assert ends == ["COMPLETED"], "its waits do not count towards its timeout_ms"
 
 
 # The points at which a run dies once, and how often the effect outside of the database then happens.
@@ -356,8 +360,9 @@ def test_runs_of_a_former_version_wait_for_a_worker_that_has_it(
 ) -> None:
     former = start_release(fleet, durable, "1")
     runs = [sent_release(durable, 1) for _ in range(4)]
+    unversioned = durable.unversioned.enqueue()
     parked = "SELECT count(*) FROM horsies_parked WHERE signals = '{go}'"
-    wait_until(lambda: witnessed.execute(parked).fetchone() == (len(runs),))
+    wait_until(lambda: witnessed.execute(parked).fetchone() == (len(runs) + 1,))
     assert former.stop() == 0
 
     latter = start_release(fleet, durable, "2")
@@ -374,6 +379,11 @@ def test_runs_of_a_former_version_wait_for_a_worker_that_has_it(
         assert attempts(witnessed, task_id) == []
         unknown = the(doors.task(task_id), "TASK_UNKNOWN").sentence
         assert "release@1" in unknown
+    durable.app.signal(unversioned.task_id, "go", "went").unwrap()
+    assert latter.wait_for("run_held")["task_id"] == unversioned.task_id
+    mismatch = "the code asks for step 'begin 2', the record goes on with 'begin 1'"
+    assert f"unversioned {unversioned.task_id} is held" in latter.log()
+    assert mismatch in latter.log()
 
     start_release(fleet, durable, "1 2")
     for task_id in runs:
@@ -385,6 +395,10 @@ def test_runs_of_a_former_version_wait_for_a_worker_that_has_it(
         assert [one.outcome for one in attempts(witnessed, task_id)] == ["COMPLETED"]
     effects = witnessed.execute("SELECT task_id::text, number FROM durable_effects").fetchall()
     assert sorted(effects) == sorted([*((task_id, 1) for task_id in runs), (newer, 2)])
+    assert latter.stop() == 0
+    durable.app.durable_handle(unversioned.task_id).resume().unwrap()
+    token = unversioned.result(timeout_ms=30_000)
+    assert journal_of(fleet)[unversioned.task_id] == {("act-0", token): 1}
 
 
 @pytest.mark.timeout(120)

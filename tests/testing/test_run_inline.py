@@ -14,7 +14,9 @@ from pydantic import BaseModel
 
 from horsies import (
     INJECTED,
+    AsyncDurable,
     CurrentTask,
+    Durable,
     Horsies,
     OutcomeCode,
     RetryLater,
@@ -27,6 +29,7 @@ from horsies import (
     current_task,
 )
 from horsies.testing import run_inline
+from horsies.worker.child.durable_run import NO_WORKER
 from tests.support.applications import NOWHERE, Call
 
 
@@ -405,3 +408,17 @@ def test_a_transaction_has_no_row_to_record_in(app: Horsies) -> None:
         error = book.send().unwrap().get().err_value
     assert error.error_code == "TRANSACTION_NOT_COMMITTED"
     assert "does not run in a worker" in (error.message or "")
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+def test_a_durable_function_has_no_record(app: Horsies, is_async: bool) -> None:
+    def plain(ctx: Durable) -> int:
+        return ctx.step(int)
+
+    async def coroutine(ctx: AsyncDurable) -> int:
+        return await ctx.step(int)
+
+    onboard = app.durable("onboard")(coroutine) if is_async else app.durable("onboard")(plain)
+    with run_inline(app):
+        error = onboard.send().unwrap().get().err_value
+    assert NO_WORKER in (error.message or "")

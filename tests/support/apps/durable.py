@@ -436,8 +436,24 @@ def release_of(version: int) -> Callable[[Durable], list[str]]:
     return release
 
 
-for one in map(int, os.environ.get(VERSIONS, "").split()):
+versions = os.environ.get(VERSIONS, "").split()
+for one in map(int, versions):
     app.durable("release", version=one, retry_policy=AGAIN)(release_of(one))
+
+
+@app.durable("unversioned", retry_policy=AGAIN)
+def unversioned(ctx: Durable) -> str:
+    """Run a step whose name is another one in a process with another first version."""
+    token = ctx.with_options(name=f"begin {versions[0]}").step(act, 0, 0.0)
+    ctx.wait_signal("go", str)
+    return token
+
+
+@app.durable("doze", retry_policy=AGAIN, timeout_ms=8_000)
+def doze(ctx: Durable) -> None:
+    """Wait for longer than the time limit, in all."""
+    ctx.sleep(4.1)
+    ctx.sleep(4.1)
 
 
 @app.durable("nap", retry_policy=AGAIN)
