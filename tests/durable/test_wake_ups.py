@@ -19,7 +19,7 @@ from horsies.db.statements.turn import CompleteTasks, complete_tasks
 from horsies.parking import ParkRequest
 from tests.support.database import Database
 from tests.support.keys import limit
-from tests.support.rows import add_task
+from tests.support.rows import add_run, add_task
 
 ROUNDS = 10_000 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 150
 # A run of a fifo key keeps its place, and waits in next_retry_at.
@@ -46,6 +46,23 @@ def end(connection: Database, child: str) -> None:
     assert complete_tasks.run(connection, CompleteTasks("w", [child], [1], ['{"ok":1}'], [1000]))
 
 
+def end_flow(connection: Database, child: str) -> None:
+    connection.execute("UPDATE horsies_workflows SET status = 'COMPLETED' WHERE id = %s", (child,))
+
+
+def coming(
+    event: str, connection: Database, other: Database, run: str
+) -> tuple[str, Callable[[], object]]:
+    """Return the child of a run, and the call that wakes the run from another session."""
+    if event == "workflow":
+        flow = add_run(connection, wakes_task_id=run)
+        return flow, lambda: end_flow(other, flow)
+    child = running(connection, wakes_task_id=run)
+    if event == "signal":
+        return child, lambda: signal_task.fetch(other, run, "go", "1")
+    return child, lambda: end(other, child)
+
+
 def is_due(connection: Database, task_id: str) -> bool:
     row = connection.execute(NEVER, (task_id,)).fetchone()
     return row == (False,)
@@ -69,7 +86,7 @@ def race(first: Callable[[], object], second: Callable[[], object], dice: random
 
 @pytest.mark.timeout(1800 if ROUNDS > 1000 else 60)
 @pytest.mark.parametrize("is_fifo", [False, True])
-@pytest.mark.parametrize("event", ["signal", "child"])
+@pytest.mark.parametrize("event", ["signal", "child", "workflow"])
 def test_an_event_at_any_point_of_a_park_makes_the_run_due(
     connection: Database, process_url: str, event: str, is_fifo: bool
 ) -> None:
@@ -84,13 +101,9 @@ def test_an_event_at_any_point_of_a_park_makes_the_run_due(
     with session(process_url) as other:
         for _ in range(ROUNDS // 2):
             run = running(connection, **keyed)
-            child = running(connection, wakes_task_id=run)
+            child, comes = coming(event, connection, other, run)
             request = ParkRequest(seconds=3600, signals=("go",), children=(child,))
             parks = lambda run=run, request=request: park(connection, run, request)  # noqa: E731
-            if event == "signal":
-                comes: Any = lambda run=run: signal_task.fetch(other, run, "go", "1")  # noqa: E731
-            else:
-                comes = lambda child=child: end(other, child)  # noqa: E731
             race(parks, comes, dice)
             assert is_due(connection, run), "a lost wake-up"
 
@@ -120,6 +133,16 @@ def test_only_awaited_events_wake_a_run(connection: Database) -> None:
     assert signal_task.fetch(connection, run, "stop", "1")[0].answer == "stored"
     assert not is_due(connection, run)
     end(connection, awaited)
+    assert is_due(connection, run)
+
+
+def test_the_end_of_a_workflow_wakes_its_run_and_a_pause_does_not(connection: Database) -> None:
+    run = running(connection)
+    flow = add_run(connection, wakes_task_id=run)
+    assert park(connection, run, ParkRequest(children=(flow,)))
+    connection.execute("UPDATE horsies_workflows SET status = 'PAUSED' WHERE id = %s", (flow,))
+    assert not is_due(connection, run)
+    end_flow(connection, flow)
     assert is_due(connection, run)
 
 
