@@ -128,9 +128,7 @@ def opened_async(app: Horsies, given: Assignment) -> tuple[Counter[str], Run]:
         async with app.get_broker().database.connection_async() as lent:
             connection = lent
         with traced(connection) as messages:
-            engine = await durable_run.begun_async(
-                Transactions(app, "w"), work.definition, given
-            )
+            engine = await durable_run.begun_async(Transactions(app, "w"), work.definition, given)
         return messages, engine.run
 
     found: tuple[Counter[str], Run] = run_closing(app, call())

@@ -141,6 +141,50 @@ def test_an_uncaught_failure_of_a_step_fails_the_run_with_its_code(app: Horsies)
     assert "step 'charge' failed" in (error.message or "")
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_ends_with_the_task_result_that_its_function_returns(
+    app: Horsies, fails: bool
+) -> None:
+    @app.durable("pay")
+    def pay(ctx: Durable, fails: bool) -> TaskResult[int, TaskError]:
+        ctx.step(int)
+        ctx.sleep(5)
+        if fails:
+            return TaskResult(err=TaskError(error_code="CARD_REFUSED", message="no"))
+        return TaskResult(ok=7)
+
+    sent = pay.enqueue(fails)
+    run_pending(app)
+    clock_of(app).advance(timedelta(seconds=6))
+    run_pending(app)
+    returned = sent.get(timeout_ms=0)
+    if fails:
+        assert (returned.err_value.error_code, returned.err_value.message) == ("CARD_REFUSED", "no")
+    else:
+        assert returned.ok_value == 7
+
+
+def test_an_attempt_by_the_policy_of_the_decorator_replays_the_steps_of_the_one_before(
+    app: Horsies, effects: Effects
+) -> None:
+    again = RetryPolicy.fixed([60], auto_retry_for=["WORKER_CRASHED", OSError], jitter=False)
+
+    @app.durable("patient", retry_policy=again)
+    def patient(ctx: Durable) -> list[str]:
+        first = ctx.step(effects.note, "before")
+        if effects.note("call") and effects["call"] == 1:
+            raise OSError("down")
+        return [first, ctx.with_options(name="after").step(effects.note, "after")]
+
+    sent = patient.enqueue()
+    assert run_pending(app).retried == 1
+    assert info_of(sent).retry_count == 1
+    clock_of(app).advance(timedelta(seconds=61))
+    run_pending(app)
+    assert sent.result(timeout_ms=0) == ["before", "after"]
+    assert effects == {"before": 1, "call": 2, "after": 1}
+
+
 def test_a_step_is_tried_again_by_its_policy(
     app: Horsies, connection: Database, effects: Effects
 ) -> None:
