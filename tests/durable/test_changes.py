@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from types import MappingProxyType
+from typing import NamedTuple
 
 import pytest
 
-from horsies import Durable, Horsies, TaskStatus, TaskTransaction
+from horsies import Durable, Horsies, TaskFunction, TaskStatus, TaskTransaction
 from horsies.testing import clock_of, run_pending
 from tests.support.doc_pages import page, rows, section
 
@@ -31,6 +32,10 @@ def three() -> int:
 
 def text() -> str:
     return "two"
+
+
+def text_length() -> int:
+    return len(text())
 
 
 def before(ctx: Durable) -> int:
@@ -117,36 +122,89 @@ def other_wait(ctx: Durable) -> int:
     return total + ctx.step(three)
 
 
+def removed_guarded(ctx: Durable) -> int:
+    total = ctx.step(one)
+    if not ctx.patched("without two"):
+        total += ctx.step(two)
+    ctx.sleep(DAY)
+    return total + ctx.step(three)
+
+
+def renamed_with_its_old_name(ctx: Durable) -> int:
+    total = ctx.step(one) + ctx.with_options(name="two").step(text_length)
+    ctx.sleep(DAY)
+    return total + ctx.step(three)
+
+
 def with_a_default(ctx: Durable, more: int = 10) -> int:
     return before(ctx) + more
 
 
-def without_a_default(ctx: Durable, more: int) -> int:
+def with_more(ctx: Durable, more: int) -> int:
     return before(ctx) + more
+
+
+def with_others(ctx: Durable, others: int) -> int:
+    return before(ctx) + others
+
+
+def with_a_fraction(ctx: Durable, more: float) -> int:
+    return before(ctx) + int(more)
+
+
+def with_a_text(ctx: Durable, more: str) -> int:
+    return before(ctx) + len(more)
 
 
 HELD = "is held"
 WAITS = "waits"
-CHANGES: dict[str, tuple[Callable[..., int], Any]] = {
-    "a step added after the wait": (added_after, 7),
-    "a step added before the wait": (added_before, HELD),
-    "a step added before the wait, behind `ctx.patched`": (added_before_guarded, 6),
-    "a recorded step removed": (removed, HELD),
-    "a recorded step removed, without a new step after it": (removed_at_the_end, 1),
-    "a recorded step renamed": (renamed, HELD),
-    "recorded steps in another order": (reordered, 6),
-    "recorded steps that now run in `ctx.gather`": (side_by_side, 6),
-    "a recorded step that is now a `tx_step`": (now_a_transaction, HELD),
-    "a step with other arguments": (other_arguments, 6),
-    "a step whose recorded value does not fit its new annotation": (
-        other_annotation,
-        "RESULT_DESERIALIZATION_ERROR",
+
+
+class Change(NamedTuple):
+    """The code of two releases, and how a run ends that the former one has started."""
+
+    latter: Callable[..., int]
+    end: int | str
+    former: Callable[..., int] = before
+    args: tuple[int, ...] = ()
+    kwargs: Mapping[str, int] = MappingProxyType({})
+
+
+CHANGES: dict[str, Change] = {
+    "a step added after the wait": Change(added_after, 7),
+    "a step added before the wait": Change(added_before, HELD),
+    "a step added before the wait, behind `ctx.patched`": Change(added_before_guarded, 6),
+    "a `ctx.patched` removed, with its new code kept": Change(
+        added_before, 7, added_before_guarded
     ),
-    "a longer or shorter wait": (other_wait, 6),
-    "a parameter of the function added, with a default": (with_a_default, 16),
-    "a parameter of the function added, without a default": (
-        without_a_default,
-        WAITS,
+    "a `ctx.patched` removed, with its new code": Change(before, HELD, added_before_guarded),
+    "a recorded step removed": Change(removed, HELD),
+    "a recorded step removed, without a new step after it": Change(removed_at_the_end, 1),
+    "a recorded step removed, behind `ctx.patched`": Change(removed_guarded, 6),
+    "a recorded step renamed": Change(renamed, HELD),
+    "another function in a step, under the old name": Change(renamed_with_its_old_name, 6),
+    "recorded steps in another order": Change(reordered, 6),
+    "recorded steps that now run in `ctx.gather`": Change(side_by_side, 6),
+    "a recorded step that is now a `tx_step`": Change(now_a_transaction, HELD),
+    "a step with other arguments": Change(other_arguments, 6),
+    "a step whose recorded value does not fit its new annotation": Change(
+        other_annotation, "RESULT_DESERIALIZATION_ERROR"
+    ),
+    "a longer or shorter wait": Change(other_wait, 6),
+    "a parameter of the function added, with a default": Change(with_a_default, 16),
+    "a parameter of the function added, without a default": Change(with_more, WAITS),
+    "a parameter of the function removed": Change(before, WAITS, with_more, (5,)),
+    "a parameter of the function renamed, whose argument was sent by position": Change(
+        with_others, 11, with_more, (5,)
+    ),
+    "a parameter of the function renamed, whose argument was sent by name": Change(
+        with_others, WAITS, with_more, kwargs={"more": 5}
+    ),
+    "a parameter of the function with another type, which its argument fits": Change(
+        with_a_fraction, 11, with_more, (5,)
+    ),
+    "a parameter of the function with another type, which its argument does not fit": Change(
+        with_a_text, WAITS, with_more, (5,)
     ),
 }
 
@@ -155,17 +213,18 @@ def test_the_documentation_lists_these_changes() -> None:
     listed = rows(section(page("durable-functions.md"), "When the code changes"))
     assert [cells[0] for cells in listed] == list(CHANGES)
     for change, held in listed:
-        _, end = CHANGES[change]
+        end = CHANGES[change].end
         assert held.startswith(HELD) == (end == HELD), change
         assert end in held if isinstance(end, str) else "continues" in held or "ends" in held
 
 
 @contextmanager
-def release(app: Horsies, function: Callable[..., int]) -> Iterator[Horsies]:
-    """A release of the application, on the same database."""
+def release(
+    app: Horsies, function: Callable[..., int]
+) -> Iterator[tuple[Horsies, TaskFunction[..., int]]]:
+    """A release of the application with its function, on the same database."""
     made = Horsies(app.config)
-    made.durable("changing")(function)
-    yield made
+    yield made, made.durable("changing")(function)
     made.close()
 
 
@@ -173,27 +232,26 @@ def release(app: Horsies, function: Callable[..., int]) -> Iterator[Horsies]:
 def test_a_run_meets_changed_code_as_documented(
     app: Horsies, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    changed, end = CHANGES[change]
-    with release(app, before) as former, release(app, changed) as latter:
-        sent = former.send_by_name("changing").unwrap()
+    new, end, old, args, kwargs = CHANGES[change]
+    with release(app, old) as (former, changing), release(app, new) as (latter, _):
+        sent = changing.enqueue(*args, **kwargs)
         run_pending(former)
         clock_of(former).advance(2 * DAY)
         with caplog.at_level(logging.WARNING, "horsies.child"):
             run_pending(latter)
-        if end == HELD:
-            info = latter.durable_handle(sent.task_id).info().unwrap()
-            assert "DURABLE_MISMATCH" in (info.problem or "")
+        info = latter.durable_handle(sent.task_id).info().unwrap()
+        assert ("DURABLE_MISMATCH" in (info.problem or "")) == (end == HELD)
+        if end in (HELD, WAITS):
             assert info.status is TaskStatus.PENDING
-            former.durable_handle(sent.task_id).resume().unwrap()
+            if end == HELD:
+                former.durable_handle(sent.task_id).resume().unwrap()
             run_pending(former)
-            assert sent.get(timeout_ms=0).ok_value == 6
-        elif end == WAITS:
-            assert latter.durable_handle(sent.task_id).info().unwrap().problem is None
-            run_pending(former)
-            assert sent.get(timeout_ms=0).ok_value == 6
+            more = 1 if old is added_before_guarded else sum((*args, *kwargs.values()))
+            assert sent.get(timeout_ms=0).ok_value == 6 + more
         elif isinstance(end, str):
             assert sent.get(timeout_ms=0).err_value.error_code == end
         else:
             assert sent.get(timeout_ms=0).ok_value == end
     is_warned = "without asking for its recorded step 'two'" in caplog.text
     assert is_warned == (change == "a recorded step removed, without a new step after it")
+    assert ("without asking" in caplog.text) == is_warned

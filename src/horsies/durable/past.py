@@ -5,6 +5,7 @@ and the code may reach recorded steps in another order. No I/O here.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Collection, Iterable
 
@@ -47,11 +48,13 @@ class Past:
     def __init__(self, steps: Iterable[RecordedStep] = ()) -> None:
         self._steps = {step.name: _readable(step) for step in steps}
         self.is_cancelled = CANCEL in self._steps
-        self._unvisited = dict.fromkeys(self._steps)
-        if self.is_cancelled:
-            last = self._steps[CANCEL].position
-            before = [step.name for step in self._steps.values() if step.position < last]
-            self._unvisited = dict.fromkeys(before)
+        last = self._steps[CANCEL].position if self.is_cancelled else math.inf
+        # The code need not reach a recorded patch again: a guard may be removed once its new code stays.
+        self._unvisited = dict.fromkeys(
+            step.name
+            for step in self._steps.values()
+            if step.position < last and step.kind != "patch"
+        )
         self._has_tries = any(step.kind == "try" for step in self._steps.values())
         self._counts: dict[str, int] = {}
         self._position = max((step.position for step in self._steps.values()), default=0)
