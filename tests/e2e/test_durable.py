@@ -157,6 +157,65 @@ def test_a_run_that_dies_before_or_after_any_of_its_effects_continues_there(
     assert ends == ["COMPLETED"], "its waits do not count towards its timeout_ms"
 
 
+def points_of(fleet: Fleet, task_id: str) -> int:
+    """The number of points that the calls of a run have reached."""
+    return len(Path(f"{fleet.journal.path}.{task_id}.points").read_text())
+
+
+def cancel_waiting(connection: Database, sent: list[TaskHandle[None]]) -> None:
+    """Cancel each of these runs as soon as it waits for its end."""
+    waiting = {one.task_id: one for one in sent}
+    while waiting:
+        rows = connection.execute(
+            "SELECT task_id::text FROM horsies_parked WHERE signals = '{end}'"
+        )
+        for (task_id,) in rows.fetchall():
+            if (one := waiting.pop(task_id, None)) is not None:
+                one.cancel().unwrap()
+        connection.execute("SELECT pg_sleep(0.02)")
+    for one in sent:
+        wait_for_status(connection, one.task_id, "CANCELLED")
+
+
+@pytest.mark.timeout(180)
+def test_a_run_that_dies_in_a_retry_a_timeout_a_continuation_or_its_clean_up_continues_there(
+    fleet: Fleet, durable: ModuleType, witnessed: Database
+) -> None:
+    start(fleet)
+    whole: TaskHandle[None] = durable.swept_rest.enqueue(-1)
+    cancel_waiting(witnessed, [whole])
+    points = points_of(fleet, whole.task_id)
+    assert points > 30
+    # The point behind an effect and the point before the next one lie in the same gap.
+    chosen = range(0 if IS_LONG else 1, points, 1 if IS_LONG else 2)
+    sent: list[TaskHandle[None]] = [durable.swept_rest.enqueue(point) for point in chosen]
+    cancel_waiting(witnessed, sent)
+    found = ["tried again", "SIGNAL_TIMEOUT", "WAIT_TIMEOUT", "42"]
+    registered = ["on_cancel:undo", "write", "on_cancel:undo#2"]
+    cleaned = ["!cancel", "on_cancel:undo#2!done", "on_cancel:undo!done"]
+    arguments = "SELECT args FROM horsies_tasks WHERE id = %s"
+    made, repeated = journal_of(fleet), 0
+    for point, one in zip(chosen, sent, strict=True):
+        # A child that ends before its run asks for it saves the run some points.
+        has_died = os.path.exists(f"{fleet.journal.path}.{one.task_id}.died")
+        assert has_died or points_of(fleet, one.task_id) <= point, point
+        (args,) = witnessed.execute(arguments, (one.task_id,)).fetchone() or ("",)
+        assert json.loads(args) == [point, found], point
+        assert steps_of(witnessed, one.task_id) == registered + cleaned, point
+        calls = made[one.task_id]
+        undone = [calls["undo-1", "-"], calls["undo-2", "-"]]
+        assert sorted(undone) in ([1, 1], [1, 2]), point
+        repeated += max(undone) == 2
+        ends = Counter(row.outcome for row in attempts(witnessed, one.task_id))
+        assert ends["WORKER_FAILURE"] == has_died, point
+    assert repeated >= 2, "a run died between each clean-up step and its record"
+    rows = witnessed.execute("SELECT count(*) FROM durable_effects GROUP BY task_id").fetchall()
+    assert rows == [(1,)] * (len(sent) + 1), "the effects of a tx_step happen once"
+    flows = witnessed.execute("SELECT count(*), min(status) FROM horsies_workflows").fetchone()
+    assert flows == (len(sent) + 1, "COMPLETED"), "each workflow is started once"
+    print(f"{points} points before and after effects")
+
+
 # The points at which a run dies once, and how often the effect outside of the database then happens.
 POINTS = {
     "before the effect": 1,

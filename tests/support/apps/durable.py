@@ -17,6 +17,7 @@ from horsies import (
     Durable,
     Horsies,
     RetryPolicy,
+    StepFailed,
     TaskError,
     TaskResult,
     TaskTransaction,
@@ -225,20 +226,19 @@ def dies_around(method: Callable[..., Any], before: str, after: str) -> Callable
 wanted_number: int | None = None
 
 
-def dies_at_effects(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method of the engine so that the process is killed before or after one chosen effect.
-    Effects are counted in a file, across all calls of the run.
-    """
+def pass_point() -> None:
+    """Count a point of the run, in a file across all its calls, and be killed there if it is the one."""
+    path = f"{os.environ[JOURNAL_VARIABLE]}.{current_task().id}.points"
+    points = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(points, b".")
+    # Concurrent steps may reach points at the same time.
+    number = os.lseek(points, 0, os.SEEK_CUR) - 1
+    os.close(points)
+    die_once(str(number), str(wanted_number))
 
-    def pass_point() -> None:
-        path = f"{os.environ[JOURNAL_VARIABLE]}.{current_task().id}.points"
-        points = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(points, b".")
-        number = (
-            os.lseek(points, 0, os.SEEK_CUR) - 1
-        )  # Concurrent steps may reach points at the same time.
-        os.close(points)
-        die_once(str(number), str(wanted_number))
+
+def dies_at_effects(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a method of the engine so that the process is killed before or after one chosen effect."""
 
     def call(*args: Any) -> Any:
         if wanted_number is None:
@@ -299,6 +299,51 @@ def swept(ctx: Durable, number: int) -> list[str]:
         return [token, str(twice), answer, str(sum(both))]
     finally:
         wanted_number = None
+
+
+def fail_once() -> str:
+    marker = f"{os.environ[JOURNAL_VARIABLE]}.{current_task().id}.failed"
+    if not os.path.exists(marker):
+        os.close(os.open(marker, os.O_CREAT))
+        raise OSError("down")
+    return "tried again"
+
+
+def code_of(wait: Callable[[], object]) -> str:
+    try:
+        wait()
+    except StepFailed as failed:
+        return failed.code
+    return "none"
+
+
+doubled = double.node()(number=21)
+doubling = app.workflow("doubling", [doubled], output=doubled, definition_key="e2e.doubling")
+SOON = RetryPolicy.fixed([0.01], auto_retry_for=[OSError], jitter=False)
+
+
+@app.durable("swept_rest", retry_policy=AGAIN)
+def swept_rest(ctx: Durable, number: int, found: list[str] | None = None) -> None:
+    """Run the kinds of steps that ``swept`` leaves out. The run continues with an empty record, and ends
+    when it is cancelled.
+    """
+    global wanted_number
+    wanted_number = number  # Kept after the call, because the clean-up steps follow it.
+    try:
+        if found is None:
+            found = [
+                ctx.with_options(retry=SOON).step(fail_once),
+                code_of(lambda: ctx.wait_signal("never", timeout=0.05)),
+                code_of(lambda: ctx.wait_any("never", timeout=0.05)),
+                str(ctx.result(ctx.start(doubling))),
+            ]
+            ctx.continue_as(number, found)
+        ctx.on_cancel(undo, 1)
+        ctx.tx_step(write, 1, 0.0)
+        ctx.on_cancel(undo, 2)
+        ctx.wait_signal("end")
+    finally:
+        pass_point()
 
 
 @app.durable("boundary", retry_policy=AGAIN)
