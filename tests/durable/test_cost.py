@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
-from horsies import AsyncDurable, Durable, Horsies, StepFailed
+from horsies import AsyncDurable, Durable, DurableMisuse, Horsies, StepFailed
 from horsies.db.statements.durable import load_steps
 from horsies.durable.async_engine import AsyncEngine
 from horsies.durable.engine import Engine
-from horsies.durable.past import Past
+from horsies.durable.past import STEPS_MAX, Past
 from horsies.durable.run import Fence, Run
 from horsies.worker.child import durable_run
 from horsies.worker.child.transact import Transactions
@@ -23,6 +25,8 @@ from tests.support.statements import traced
 
 # How many steps ``take_steps`` records.
 STEPS = 8
+# The most memory that a small recorded step may take in a replay.
+BYTES_PER_STEP = 1_000
 
 
 def one() -> int:
@@ -105,6 +109,48 @@ def test_a_step_is_one_statement_and_one_commit_and_its_replay_none(
     assert rows == (STEPS + 1,) * 2
     past = Past(load_steps.fetch(connection, task_id, 1))
     assert not call(app, task_id, past), "a recorded step reaches no server"
+
+
+def record_many(connection: Database, count: int) -> str:
+    """Add a running task with this many recorded steps."""
+    task_id = running(connection)
+    connection.execute(
+        "INSERT INTO horsies_steps (task_id, name, position, kind, result, attempt, started_at, ended_at) "
+        "SELECT %s, CASE number WHEN 1 THEN 'one' ELSE 'one#' || number END, number, 'step', number::text, "
+        "1, now(), now() FROM generate_series(1, %s) AS number",
+        (task_id, count),
+    )
+    return task_id
+
+
+def replayed(app: Horsies, past: Past, task_id: str, count: int) -> tuple[float, Durable]:
+    """The processor seconds for each step of a replay, and the context behind it."""
+    ctx = Durable(Engine(run_of(task_id, past), Transactions(app, "w")))
+    started = time.thread_time()
+    total = sum(ctx.step(one) for _ in range(count))
+    seconds = time.thread_time() - started
+    assert total == count * (count + 1) // 2
+    return seconds / count, ctx
+
+
+def test_a_replay_of_the_longest_record_is_linear_in_time_and_memory(
+    app: Horsies, connection: Database
+) -> None:
+    few, many = STEPS_MAX // 10, STEPS_MAX - 1
+    short, long = (record_many(connection, count) for count in (few, many))
+    with app.get_broker().database.connection() as own:
+        pasts = [load_steps.fetch(own, short, 1) for _ in range(5)]
+        tracemalloc.start()
+        rows = load_steps.fetch(own, long, 1)
+        _, ctx = replayed(app, Past(rows), long, many)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < many * BYTES_PER_STEP
+    quickest = min(replayed(app, Past(steps), short, few)[0] for steps in pasts)
+    assert min(replayed(app, Past(rows), long, many)[0] for _ in range(3)) < 5 * quickest
+    ctx.step(one)
+    with pytest.raises(DurableMisuse, match="10,000 recorded steps, the most that a run may have"):
+        ctx.step(one)
 
 
 def opened(app: Horsies, given: Assignment) -> tuple[Counter[str], Run]:
