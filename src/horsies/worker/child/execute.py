@@ -26,7 +26,13 @@ from horsies.durable.context import Durable
 from horsies.durable.leaving import Leaving
 from horsies.encryption import is_opaque, masked, missing_key
 from horsies.error_codes import ContractCode, OperationalErrorCode, error_code_text
-from horsies.errors import UNLIMITED_RETRIES, RetryLater, TaskStopped, checked_delay
+from horsies.errors import (
+    UNLIMITED_RETRIES,
+    DurableMisuse,
+    RetryLater,
+    TaskStopped,
+    checked_delay,
+)
 from horsies.failure_fingerprint import origin_of
 from horsies.locate import load_app, sends_suppressed
 from horsies.logs import set_log_headers
@@ -435,11 +441,14 @@ def _is_stop(raised: object) -> bool:
 
 
 def _codec_error(assignment: Assignment, error: BaseException) -> TaskError:
+    message = (
+        f"Reading the arguments of task {assignment.task_name!r} or storing its result "
+        f"raised {type(error).__name__}: {exception_text(error)}"
+    )
+    if isinstance(error, DurableMisuse):  # its sentence says why the function was not called
+        message = str(error)
     return TaskError(
-        error_code=OperationalErrorCode.TASK_EXCEPTION,
-        message=f"Reading the arguments of task {assignment.task_name!r} or storing its result "
-        f"raised {type(error).__name__}: {exception_text(error)}",
-        exception=error,
+        error_code=OperationalErrorCode.TASK_EXCEPTION, message=message, exception=error
     )
 
 
