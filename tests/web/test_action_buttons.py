@@ -54,7 +54,7 @@ def test_the_buttons_change_queues_and_tasks(
         page = context.new_page()
         page.goto(f"{dashboard.url}/queues/default")
         page.get_by_text("Pause", exact=True).first.click()
-        page.get_by_label("Reason").fill(reason)
+        page.get_by_label("Reason").locator("visible=true").fill(reason)
         page.get_by_role("button", name="Pause default").click()
         expect(page.get_by_role("status")).to_contain_text(
             "Queue default is paused. To undo it: horsies queues resume default"
@@ -77,6 +77,7 @@ def test_the_buttons_change_queues_and_tasks(
         again = page.url.rpartition("/")[2]
         assert row_of(database, again)["retried_from_task_id"] == waiting[1]
         send_failed_tasks_again(page, dashboard, database)
+        change_a_key(page, dashboard, f"{reason} & key")
         page.goto(f"{dashboard.url}/history")
         expect(page.locator("main")).to_contain_text(reason)
 
@@ -106,6 +107,20 @@ def send_failed_tasks_again(page: Page, dashboard: WebServer, database: Database
     page.wait_for_url("**/orders/*")
     wait_until(lambda: database.execute(cancelled, (name,)).fetchone() == (1,))
     expect(page.locator("[data-undoing]")).to_contain_text("horsies retry")
+
+
+def change_a_key(page: Page, dashboard: WebServer, key: str) -> None:
+    """Press two buttons of the form for any key, each with its own address and token."""
+    for label, value, button, notice in (
+        ("Most in flight", "2", "Set the limits", f"{key} of queue default: at most 2."),
+        ("Reason", "asked", "Pause the key", f"{key} of queue default is paused."),
+    ):
+        page.goto(f"{dashboard.url}/queues/default")
+        page.get_by_text("Change a key…", exact=True).click()
+        page.get_by_label("Key", exact=True).fill(key)
+        page.get_by_label(label).locator("visible=true").fill(value)
+        page.get_by_role("button", name=button).click()
+        expect(page.get_by_role("status")).to_contain_text(notice)
 
 
 def count_again(database: Database, ids: list[str]) -> int:

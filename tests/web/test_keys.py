@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from horsies import Horsies
+from horsies.monitor.panels import KEYS_SHOWN
 from horsies.web import AllowAll, ViewOnly
 from tests.support.database import Database
 from tests.support.keys import add_keyed, limit
@@ -27,7 +29,9 @@ def anna(app: Horsies, connection: Database) -> Iterator[Visitor]:
 
 def test_a_queue_without_keys_has_no_section(anna: Visitor, connection: Database) -> None:
     add_task(connection)
-    assert "<h2>Keys</h2>" not in anna.get("/queues/default").text
+    page = anna.get("/queues/default").text
+    assert "<h2>Keys</h2>" not in page
+    assert "Change a key…" in page  # which may be limited before its first task is sent
 
 
 def test_keys_are_shown_with_tasks_limits_and_buttons(anna: Visitor, connection: Database) -> None:
@@ -75,6 +79,69 @@ def test_a_key_is_paused_and_resumed_with_author_and_reason(
     ]
 
 
+def test_a_key_that_is_not_listed_is_changed_with_the_form(
+    anna: Visitor, connection: Database
+) -> None:
+    keys = [f"customer-{number:02}" for number in range(KEYS_SHOWN + 1)]
+    for key in keys:
+        add_keyed(connection, key)
+    page = anna.get("/queues/default").text
+    (key,) = [one for one in keys if f'data-key="{one}"' not in page]
+    for button in ("set", "clear", "pause", "resume"):
+        assert f'formaction="/queues/default/keys/{button}"' in page
+
+    fields: dict[str, Any] = {"max_concurrency": "3", "rate": "10/4", "burst": "5", "weight": ""}
+    limited = anna.post("/queues/default/keys/set", "limit_key", key=key, reason="plan", **fields)
+    limits = "at most 3, 2.5 per second, burst 5"
+    assert anna.notice(limited) == f"The limits of key {key} of queue default: {limits}."
+    anna.post("/queues/default/keys/set", "limit_key", key=key, max_concurrency="", weight="2")
+    anna.post("/queues/default/keys/pause", "pause_key", key=key, reason="asked")
+    page = anna.get("/queues/default").text
+    assert cells(page, key)["Limits"] == f"{limits}, weight 2 of its own"
+    assert "asked" in page
+
+    cleared = anna.post("/queues/default/keys/clear", "limit_key", key=key)
+    assert anna.notice(cleared) == f"The limits of key {key} of queue default: none."
+    resumed = anna.post("/queues/default/keys/resume", "pause_key", key=key)
+    assert anna.notice(resumed) == f"Key {key} of queue default is not paused."
+    verbs = ("set", "set", "pause", "clear", "resume")
+    assert [row[:2] for row in actions(connection)] == [("anna", f"{verb}_key") for verb in verbs]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({}, "Enter at least one of the limits max_concurrency, rate, weight."),
+        ({"max_concurrency": "two"}, "max_concurrency must be a whole number, not 'two'."),
+        (
+            {"max_concurrency": "-1"},
+            "max_concurrency: input should be greater than or equal to 0.",
+        ),
+        (
+            {"rate": "fast"},
+            "rate takes a number of starts and a number of seconds, as 100/60, not 'fast'.",
+        ),
+        ({"rate": "0/60"}, "rate: Rate.count: input should be greater than or equal to 1."),
+        (
+            {"rate": "9/60", "burst": "0"},
+            "rate: Rate.burst: input should be greater than or equal to 1.",
+        ),
+        ({"burst": "2", "weight": "2"}, "A burst needs a rate."),
+        ({"weight": "heavy"}, "weight must be a number, not 'heavy'."),
+        ({"weight": "0"}, "weight: input should be greater than or equal to 0.01."),
+        ({"key": "", "weight": "2"}, "Key must have 1 to 255 characters, not 0."),
+        ({"key": "k" * 256, "weight": "2"}, "Key must have 1 to 255 characters, not 256."),
+    ],
+)
+def test_bad_input_of_the_form_gets_one_sentence(
+    anna: Visitor, connection: Database, fields: dict[str, Any], sentence: str
+) -> None:
+    refused = anna.post("/queues/default/keys/set", "limit_key", **{"key": "acme", **fields})
+    assert refused.headers["location"] == "/queues/default"
+    assert anna.notice(refused) == sentence
+    assert connection.execute("SELECT FROM horsies_lanes").fetchall() == []
+
+
 def test_refusals(anna: Visitor, connection: Database) -> None:
     assert anna.api("/queues/mial/keys/pause", {"key": "acme"}).status_code == 404
     assert anna.get("/api/queues/mial/keys").status_code == 404
@@ -119,6 +186,7 @@ def test_limits_that_a_key_cannot_have_are_refused(
 ) -> None:
     answer = anna.api("/queues/default/keys/set", {"key": "acme", **limits})
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_VALUE")
+    assert "-->" not in answer.text, "the place of an error in the code is nobody's business"
     assert connection.execute("SELECT FROM horsies_lanes").fetchall() == []
 
 
@@ -128,9 +196,11 @@ def test_a_viewer_sees_keys_and_may_not_change_them(app: Horsies, connection: Da
     try:
         page = viewer.get("/queues/default").text
         assert "acme" in page
-        assert "/keys/pause" not in page
-        assert viewer.post("/queues/default/keys/pause", "pause_key", key="acme").status_code == 403
-        assert viewer.api("/queues/default/keys/pause", {"key": "acme"}).status_code == 403
+        assert "/queues/default/keys/" not in page
+        for verb, right in (("pause", "pause_key"), ("set", "limit_key"), ("clear", "limit_key")):
+            path = f"/queues/default/keys/{verb}"
+            assert viewer.post(path, right, key="acme", weight="2").status_code == 403
+            assert viewer.api(path, {"key": "acme", "weight": 2}).status_code == 403
     finally:
         viewer.close()
     assert connection.execute("SELECT FROM horsies_lanes").fetchall() == []

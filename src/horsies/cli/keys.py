@@ -25,6 +25,7 @@ from horsies.monitor.keys import (
     KeyLimits,
     Keys,
     limit_words,
+    rate_parts,
 )
 from horsies.tasks.broker import BrokerResult
 
@@ -151,9 +152,9 @@ def _limits(
 
 
 def _rate(text: str, burst: int) -> Rate:
-    count, _, seconds = text.partition("/")
     try:
-        return Rate(count=int(count), per_seconds=float(seconds or 1), burst=burst)
+        count, seconds = rate_parts(text)
+        return Rate(count=count, per_seconds=seconds, burst=burst)
     except ValueError:
         raise typer.BadParameter(
             f"--rate takes a number of starts and a number of seconds, as 100/60, not {text!r}."

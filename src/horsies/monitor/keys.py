@@ -211,6 +211,14 @@ def _rate_words(seconds: float) -> str:
     return f"{1 / seconds:,.4g} per second" if seconds <= 1 else f"1 per {seconds:,.4g} s"
 
 
+def rate_parts(text: str) -> tuple[int, float]:
+    """Read a rate written as COUNT/SECONDS, as 100/60; the seconds default to 1. Raises ValueError for
+    other texts.
+    """
+    count, _, seconds = text.partition("/")
+    return int(count), float(seconds or 1)
+
+
 def _flat(done: BrokerResult[BrokerResult[T]]) -> BrokerResult[T]:
     return done.and_then(lambda result: result)
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
-from pydantic import ValidationError
 from starlette.responses import Response
 
 from horsies.app import producer_on
@@ -19,9 +18,7 @@ from horsies.db.statements.schedules import pause_schedule, resume_schedule
 from horsies.ids import stored_form
 from horsies.monitor.action_log import list_actions_script
 from horsies.monitor.actions import QueueOrder, switch_queue_async
-from horsies.monitor.documents import key_document
 from horsies.monitor.health import ping_workers_async
-from horsies.monitor.keys import KeyLimits, Keys
 from horsies.result import Result
 from horsies.scheduler.api import Schedules, change_async, switch_script
 from horsies.tasks.handle import TaskHandle
@@ -30,7 +27,6 @@ from horsies.web.answers import (
     answer_document,
     both,
     done,
-    fields_of,
     is_api,
     is_on,
     json_field,
@@ -62,65 +58,6 @@ def _switch_queue(paused: bool) -> Handler:
         return done(view, f"/queues/{name}", notice, document)
 
     return handler
-
-
-async def _key_of(view: View) -> tuple[Keys, str, str]:
-    """Return the site's `Keys`, and the queue and the key that the request names."""
-    name, key = view.params["name"], (await fields_of(view)).get("key")
-    if not isinstance(key, str):
-        raise BadRequest("key must be the key as text.", code="INVALID_VALUE")
-    broker = view.site.broker
-    known = list(view.site.queue_caps) if view.site.app else None
-    return Keys(lambda: broker, known), name, key
-
-
-def _switch_key(paused: bool) -> Handler:
-    async def handler(view: View) -> Response:
-        keys, name, key = await _key_of(view)
-        reason = await text_field(view, "reason")
-        with acting_as(view.access.user, "web"):
-            if paused:
-                result = await keys.pause_async(name, key, reason=reason)
-            else:
-                result = await keys.resume_async(name, key)
-        state = unwrapped(view, result, f"/queues/{name}")
-        notice = f"Key {state.key} of queue {name} is {'' if state.is_paused else 'not '}paused."
-        return done(view, f"/queues/{name}", notice, key_document(state))
-
-    return handler
-
-
-async def set_key(view: View) -> Response:
-    """Set the limits of one key, as ``app.keys.set`` does."""
-    keys, name, key = await _key_of(view)
-    reason, limits = await text_field(view, "reason"), await _limits_of(view)
-    with acting_as(view.access.user, "web"):
-        try:
-            result = await keys.set_async(name, key, reason=reason, **limits)
-        except ValidationError as error:
-            wrong = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(map(str, wrong["loc"]))
-            raise BadRequest(f"{place}: {wrong['msg']}.", code="INVALID_VALUE") from None
-    return answer_document(key_document(unwrapped(view, result, f"/queues/{name}")))
-
-
-async def _limits_of(view: View) -> KeyLimits:
-    limits = {**await fields_of(view)}
-    limits.pop("key", None)
-    limits.pop("reason", None)
-    known = KeyLimits.__annotations__
-    if not limits or not limits.keys() <= known.keys():
-        sentence = f"A change of a key has key, reason and at least one of {', '.join(known)}."
-        raise BadRequest(sentence, code="INVALID_VALUE")
-    return cast(KeyLimits, limits)
-
-
-async def clear_key(view: View) -> Response:
-    """Remove a key's own limits, so that the limits of its queue apply again."""
-    keys, name, key = await _key_of(view)
-    with acting_as(view.access.user, "web"):
-        result = await keys.clear_async(name, key)
-    return answer_document(key_document(unwrapped(view, result, f"/queues/{name}")))
 
 
 # Tasks
@@ -307,10 +244,6 @@ def _before(view: View) -> int | None:
 ROUTES: tuple[Route, ...] = (
     *both("/queues/{name}/pause", "pause_queue", _switch_queue(True)),
     *both("/queues/{name}/resume", "pause_queue", _switch_queue(False)),
-    *both("/queues/{name}/keys/pause", "pause_key", _switch_key(True)),
-    *both("/queues/{name}/keys/resume", "pause_key", _switch_key(False)),
-    Route("POST", "/api/queues/{name}/keys/set", "limit_key", set_key),
-    Route("POST", "/api/queues/{name}/keys/clear", "limit_key", clear_key),
     *both("/tasks/{id}/cancel", "cancel_task", cancel_task),
     *both("/workflows/{id}/pause", "control_run", pause_run),
     *both("/workflows/{id}/resume", "control_run", resume_run),

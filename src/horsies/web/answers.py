@@ -74,7 +74,14 @@ async def json_field(view: View, name: str, page: str) -> Any:
         return json.loads(value or "null")
     except (ValueError, RecursionError):
         sentence = 'The value is not JSON; text needs quotes of its own: "yes".'
-        raise RefusedForm(view.redirect(page, sentence)) from None
+        raise bad_input(view, page, sentence) from None
+
+
+def bad_input(view: View, page: str, sentence: str) -> Exception:
+    """Return the refusal of a value: a problem, or for a form a redirect to its page with the sentence."""
+    if is_api(view):
+        return BadRequest(sentence, code="INVALID_VALUE")
+    return RefusedForm(view.redirect(origin(view) or page, sentence))
 
 
 async def is_on(view: View, name: str, default: bool) -> bool:

@@ -33,6 +33,7 @@ from horsies.monitor.overview import (
     misses_notifications,
 )
 from horsies.monitor.panels import (
+    KEYS_SHOWN,
     Rates,
     WorkerPanel,
     queue_rates_script,
@@ -187,6 +188,7 @@ async def queue(view: View) -> Page:
         "charts": charts_of(view, name, rates, {"queue": queue_name}),
         "ranges": RANGES,
         "limit_words": limit_words,
+        "keys_shown": KEYS_SHOWN,
         "waited": _waited,
     }
     return Page("queue.html", f"Queue {queue_name}", context)
