@@ -10,7 +10,7 @@ import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise, zip_longest
@@ -84,17 +84,19 @@ def send(limited: ModuleType) -> int:
 
 
 class Kill(NamedTuple):
-    """When a worker was killed at the earliest, and its children."""
+    """When a worker with its children, or a single child, was killed at the earliest."""
 
     at: float
     pids: frozenset[int]
+    worker: bool
 
 
 def most_at_once(lines: list[Line], kills: list[Kill]) -> int:
     """The most attempts of one key that ran at an instant. An attempt without an end ran at least until its
-    worker was killed.
+    child or its worker was killed.
     """
-    killed_at = {pid: kill.at for kill in kills for pid in kill.pids}
+    # A killed child is also on the list of its worker, which is killed later.
+    killed_at = {pid: kill.at for kill in reversed(kills) for pid in kill.pids}
     events: list[tuple[float, int, str]] = []
     by_child: dict[int, list[Line]] = defaultdict(list)
     for line in sorted(lines):
@@ -103,7 +105,7 @@ def most_at_once(lines: list[Line], kills: list[Kill]) -> int:
         for line, following in zip_longest(written, written[1:]):
             events.append((line.at, 1 if line.what == "start" else -1, line.key))
             if line.what == "start" and (following is None or following.what == "start"):
-                assert pid in killed_at, f"{line} has no end, and nobody killed its worker"
+                assert pid in killed_at, f"{line} has no end, and nobody killed its process"
                 events.append((max(line.at, killed_at[pid]), -1, line.key))
     running: Counter[str] = Counter()
     most = 0
@@ -182,24 +184,42 @@ def send_newest(limited: ModuleType, number: int) -> None:
 def kill_one_after_another(
     fleet: Fleet, limited: ModuleType, workers: list[RunningWorker]
 ) -> list[Kill]:
-    """Kill a worker about every second and start another one in its place, with sends in between."""
+    """Kill a worker or a child about every second, in turn, with sends in between. Another worker takes the
+    place of a killed worker.
+    """
     until = time.monotonic() + SECONDS
     kills: list[Kill] = []
-    while time.monotonic() < until:
+    while time.monotonic() < until or len(kills) < 2:
         pause = time.monotonic() + random.uniform(0.5, 1.5)
         wait_until(partial(_is_past, pause))
-        victim = workers.pop(random.randrange(len(workers)))
-        pids = frozenset(victim.family()) | victim.seen_pids
-        kills.append(Kill(time.monotonic(), pids))
-        victim.signal(signal.SIGKILL)
+        is_worker = len(kills) % 2 == 0
+        kills.append(kill_worker(workers) if is_worker else kill_child(fleet, workers))
         send_newest(limited, 2 * len(kills) - 2)
-        workers.append(fleet.start(application=APPLICATION, processes=3))
+        if is_worker:
+            workers.append(fleet.start(application=APPLICATION, processes=3))
         send_newest(limited, 2 * len(kills) - 1)
     return kills
 
 
+def kill_worker(workers: list[RunningWorker]) -> Kill:
+    victim = workers.pop(random.randrange(len(workers)))
+    kill = Kill(time.monotonic(), frozenset(victim.family()) | victim.seen_pids, worker=True)
+    victim.signal(signal.SIGKILL)
+    return kill
+
+
+def kill_child(fleet: Fleet, workers: list[RunningWorker]) -> Kill:
+    """Kill the child that wrote the newest line of the journal, of those that live."""
+    alive = {pid for worker in workers for pid in worker.family()}
+    child = next(line.pid for line in sorted(read(fleet.journal), reverse=True) if line.pid in alive)
+    kill = Kill(time.monotonic(), frozenset({child}), worker=False)
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    return kill
+
+
 @pytest.mark.timeout(600 if IS_LONG else 300)
-def test_limits_hold_while_workers_are_killed(
+def test_limits_hold_while_workers_and_children_are_killed(
     fleet: Fleet, limited: ModuleType, journal: Journal, connection: Database
 ) -> None:
     sent = send(limited)
@@ -216,10 +236,11 @@ def test_limits_hold_while_workers_are_killed(
         surplus = number(connection, SURPLUS, limited.PER_SECOND)
     seen = {queue: most_at_once(by_queue[queue], kills) for queue in overlaps}
     print(
-        f"{len(kills)} kills, {sent} tasks, {claims} claims under the rate, at most {rate} in 0.8 s and "
+        f"{len(kills)} kills, {sum(kill.worker for kill in kills)} of workers, {sent} tasks, {claims} claims under the rate, at most {rate} in 0.8 s and "
         f"{surplus} above it in all; "
         f"most of a key at once {seen} by the journal, {overlaps} by the claims"
     )
+    assert {kill.worker for kill in kills} == {True, False}
     assert seen["capped"] <= overlaps["capped"] <= limited.CAP
     assert seen["ordered"] <= overlaps["ordered"] <= 1
     assert rate <= limited.PER_SECOND + limited.BURST - 1
@@ -404,7 +425,7 @@ def test_a_worker_that_freezes_while_it_has_locked_a_key_stops_no_other_key(
 def test_limits_hold_when_the_database_is_restarted_under_load(
     own_server: PrivateServer, own_fleet: Fleet, limited: ModuleType
 ) -> None:
-    for _ in range(2):
+    for _ in range(4 if IS_LONG else 2):
         own_fleet.start(application=APPLICATION, processes=3)
     calls = [
         {"task": queue, "kwargs": {"key": f"key{key}", "number": number}}
