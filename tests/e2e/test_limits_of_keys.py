@@ -9,11 +9,11 @@ import random
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import pairwise, zip_longest
+from itertools import groupby, pairwise, zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -38,6 +38,7 @@ SECONDS = 60 if IS_LONG else 6
 KEYS = 40 if IS_LONG else 8
 # Tasks of each key; the first key of each queue has ten times as many.
 TASKS = 40 if IS_LONG else 8
+SOON_SECONDS = 0.3
 # As the application says.
 PER_SECOND, BURST = 20, 2
 
@@ -67,14 +68,27 @@ def read(journal: Journal) -> list[Line]:
     ]
 
 
+def seconds_to_start(number: int) -> float | None:
+    """How long after its send a task of the fifo queue may start. Of sixteen tasks, the second four are late
+    before a worker has started, and the last four are about to be late while the tasks before them run.
+    """
+    return (None, SOON_SECONDS, None, SECONDS / 3)[number // 4 % 4]
+
+
 def send(limited: ModuleType) -> int:
     """Send the tasks of each key in order, those of the noisy key first; return their number."""
     sent = 0
-    for task in (limited.capped, limited.ordered):
-        for key in range(KEYS):
-            tasks = TASKS * (10 if key == 0 else 1)
-            task.send_many(task.bind(f"key{key}", number) for number in range(tasks)).unwrap()
-            sent += tasks
+    for key in range(KEYS):
+        numbers = range(TASKS * (10 if key == 0 else 1))
+        calls = (limited.capped.bind(f"key{key}", number) for number in numbers)
+        limited.capped.send_many(calls).unwrap()
+        for seconds, block in groupby(numbers, seconds_to_start):
+            ordered = limited.ordered
+            if seconds is not None:
+                deadline = datetime.now(UTC) + timedelta(seconds=seconds)
+                ordered = ordered.with_options(good_until=deadline)
+            ordered.send_many(limited.ordered.bind(f"key{key}", one) for one in block).unwrap()
+        sent += 2 * len(numbers)
     for key in range(4):
         limited.rated.send_many(
             limited.rated.bind(f"key{key}", number) for number in range(10 * TASKS)
@@ -117,6 +131,9 @@ def most_at_once(lines: list[Line], kills: list[Kill]) -> int:
 
 COMPLETED = """SELECT count(*) FROM horsies_tasks
     WHERE status = 'COMPLETED' AND queue_name IN ('capped', 'ordered', 'rated')"""
+# The tasks that were too late for a start, or for another attempt.
+LATE = """SELECT lane_key, (args::json ->> 1)::integer FROM horsies_tasks
+    WHERE status IN ('EXPIRED', 'FAILED') AND queue_name = 'ordered'"""
 OPEN_TASKS = "SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
 # Every claim, at the moment that limits are about, and the end of every place, with any outcome.
 NOTE_CLAIMS = """
@@ -171,6 +188,13 @@ def number(connection: Database, query: str, *values: str | int) -> int:
     return int(found)
 
 
+def late_tasks(connection: Database) -> set[tuple[str, int]]:
+    """The keys and the numbers of tasks that were not completed, all of which had a deadline."""
+    late: set[tuple[str, int]] = set(connection.execute(LATE).fetchall())
+    assert all(seconds_to_start(number) is not None for _, number in late), late
+    return late
+
+
 def send_newest(limited: ModuleType, number: int) -> None:
     """Send one more value of each debounced key: each value takes the place of one that still waits."""
     for key in range(4):
@@ -223,6 +247,7 @@ def test_limits_hold_while_workers_and_children_are_killed(
     fleet: Fleet, limited: ModuleType, journal: Journal, connection: Database
 ) -> None:
     sent = send(limited)
+    wait_until(partial(_is_past, time.monotonic() + SOON_SECONDS))
     with noted_claims(connection):
         workers = [fleet.start(application=APPLICATION, processes=3) for _ in range(4)]
         kills = kill_one_after_another(fleet, limited, workers)
@@ -230,13 +255,15 @@ def test_limits_hold_while_workers_and_children_are_killed(
         by_queue: dict[str, list[Line]] = defaultdict(list)
         for line in read(journal):
             by_queue[line.queue].append(line)
-        assert number(connection, COMPLETED) == sent, "nothing is lost"
+        late = late_tasks(connection)
+        assert number(connection, COMPLETED) + len(late) == sent, "nothing is lost"
         overlaps = {queue: number(connection, OVERLAPS, queue) for queue in ("capped", "ordered")}
         rate, claims = number(connection, RATES), number(connection, CLAIMS, "rated")
         surplus = number(connection, SURPLUS, limited.PER_SECOND)
     seen = {queue: most_at_once(by_queue[queue], kills) for queue in overlaps}
     print(
-        f"{len(kills)} kills, {sum(kill.worker for kill in kills)} of workers, {sent} tasks, {claims} claims under the rate, at most {rate} in 0.8 s and "
+        f"{len(kills)} kills, {sum(kill.worker for kill in kills)} of workers, {sent} tasks, {len(late)} of them late, "
+        f"{claims} claims under the rate, at most {rate} in 0.8 s and "
         f"{surplus} above it in all; "
         f"most of a key at once {seen} by the journal, {overlaps} by the claims"
     )
@@ -246,7 +273,8 @@ def test_limits_hold_while_workers_and_children_are_killed(
     assert rate <= limited.PER_SECOND + limited.BURST - 1
     assert surplus <= limited.BURST + 0.2 * limited.PER_SECOND
     assert sum(one.what == "start" for one in by_queue["rated"]) <= claims
-    assert_in_order(by_queue["ordered"])
+    assert ("key1", 4) in late, "it was late before the first worker started"
+    assert_in_order(by_queue["ordered"], late)
     for key in range(4):
         newest = [one for one in by_queue["newest"] if one.what == "end" and one.key == f"key{key}"]
         assert 2 * len(kills) - 1 in [one.number for one in newest], (
@@ -257,13 +285,17 @@ def test_limits_hold_while_workers_and_children_are_killed(
     assert_none_starved({key: started.index(key) for key in started}, started)
 
 
-def assert_in_order(lines: list[Line]) -> None:
-    """Each key of the fifo queue has ended its tasks in the order of their sends, and all of them."""
-    for key in range(KEYS):
-        ends = [one.number for one in sorted(lines) if one.what == "end" and one.key == f"key{key}"]
+def assert_in_order(lines: list[Line], late: Set[tuple[str, int]] = frozenset()) -> None:
+    """Each key of the fifo queue has ended its tasks in the order of their sends, and all of them except
+    those that were too late.
+    """
+    for key in (f"key{number}" for number in range(KEYS)):
+        ends = [one.number for one in sorted(lines) if one.what == "end" and one.key == key]
         # A task whose child was killed after its last line runs again, and nothing passes it.
-        assert ends == sorted(ends), f"key{key} ended in the order {ends}"
-        assert set(ends) == set(range(TASKS * (10 if key == 0 else 1)))
+        assert ends == sorted(ends), f"{key} ended in the order {ends}"
+        sent = range(TASKS * (10 if key == "key0" else 1))
+        assert set(sent) - set(ends) <= {number for of_key, number in late if of_key == key}
+        assert set(ends) <= set(sent)
 
 
 def test_a_noisy_key_starves_no_other(
@@ -469,8 +501,10 @@ def test_without_any_notification_everything_runs_by_the_poll(
         wait_until(lambda: number(connection, COMPLETED) > sent / 3)
         first.signal(signal.SIGKILL)
         start_deaf(fleet, ways[2])
-        wait_until(lambda: number(connection, COMPLETED) == sent, 180)
+        wait_until(lambda: number(connection, OPEN_TASKS) == 0, 180)
+        late = late_tasks(connection)
+        assert number(connection, COMPLETED) + len(late) == sent, "nothing is lost"
         limited.capped.with_options(delay=timedelta(milliseconds=300)).send("late", 0).unwrap()
         limited.ordered.send("late", 0).unwrap()
-        wait_until(lambda: number(connection, COMPLETED) == sent + 2)
-    assert_in_order([one for one in read(journal) if one.queue == "ordered"])
+        wait_until(lambda: number(connection, COMPLETED) == sent - len(late) + 2)
+    assert_in_order([one for one in read(journal) if one.queue == "ordered"], late)

@@ -272,20 +272,19 @@ def test_the_last_of_many_concurrent_sends_is_run(
 ) -> None:
     runs = Runs(process_url)
 
-    def produce(producer: int) -> None:
-        for number in range(125):
-            key = f"k{number % 5}"
-            value = producer * 1_000 + number
-            add.with_options(idempotency_key=key, debounce=QUICK).send(value, number % 5).unwrap()
+    def send(value: int, place: int) -> str:
+        sender = add.with_options(idempotency_key=f"k{place}", debounce=QUICK)
+        return sender.send(value, place).unwrap().task_id
+
+    def produce(producer: int) -> dict[str, int]:
+        """Return the last value that went to each task."""
+        return {send(producer * 1_000 + one, one % 5): producer * 1_000 + one for one in range(125)}
 
     with ThreadPoolExecutor(9) as threads:
         server = threads.submit(runs.serve)
-        for done in [threads.submit(produce, producer) for producer in range(8)]:
-            done.result()
+        sent = list(threads.map(produce, range(8)))
         # Each sender has stopped: one more send for each key is the last one for certain.
-        for place in range(5):
-            sender = add.with_options(idempotency_key=f"k{place}", debounce=QUICK)
-            sender.send(100_000 + place, place).unwrap()
+        sent.append({send(100_000 + place, place): 100_000 + place for place in range(5)})
         runs.stops.set()
         server.result()
     for place in range(5):
@@ -293,4 +292,9 @@ def test_the_last_of_many_concurrent_sends_is_run(
         assert 100_000 + place in of_key
     statuses = connection.execute("SELECT DISTINCT status FROM horsies_tasks").fetchall()
     assert statuses == [("COMPLETED",)]
-    assert len(stored_ids(connection)) < 1_005
+    stored = connection.execute("SELECT id::text, args FROM horsies_tasks").fetchall()
+    assert len(stored) < 1_005
+    assert {task_id for task_id, _ in stored} == set().union(*sent)
+    # Whichever send was the last one of a task, it was the last one of its producer for this task.
+    for task_id, args in stored:
+        assert json.loads(args)[0] in {values.get(task_id) for values in sent}
