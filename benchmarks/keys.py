@@ -1,4 +1,4 @@
-"""The cost of keys: drains with none, few and very many keys, one task of a key behind a million tasks
+"""The cost of keys: drains with no, one, few and very many keys, one task of a key behind a million tasks
 of another key, a key with many tasks during an open transaction, and a key at its cap for which many
 workers compete. For quick results, HORSIES_BENCH_TASKS, HORSIES_BENCH_BACKLOG and HORSIES_BENCH_ROUNDS
 set fewer tasks, a smaller backlog and fewer rounds.
@@ -36,6 +36,7 @@ NEVER_REPLACED = ["--max-tasks-per-child", "0"]
 PLAIN = "no keys"
 DRAINS: dict[str, tuple[str, float, float | None]] = {
     PLAIN: ("noop", 0, None),
+    "one key": ("noop", 1 / TASKS, 0.8),
     "few keys": ("noop", 0.001, 0.8),
     "many keys": ("noop", 1, 0.8),
     "a key each": ("noop", 10, 0.8),
