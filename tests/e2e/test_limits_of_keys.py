@@ -135,13 +135,17 @@ COMPLETED = """SELECT count(*) FROM horsies_tasks
 LATE = """SELECT lane_key, (args::json ->> 1)::integer FROM horsies_tasks
     WHERE status IN ('EXPIRED', 'FAILED') AND queue_name = 'ordered'"""
 OPEN_TASKS = "SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
-# Every claim, at the moment that limits are about, and the end of every place, with any outcome.
+# Every claim, at the moment that limits are about and with the time until which the starts of its key are
+# paid for, and the end of every place, with any outcome.
 NOTE_CLAIMS = """
-CREATE TABLE e2e_claims (queue_name text, lane_key text, step integer, at timestamptz);
+CREATE TABLE e2e_claims (
+    queue_name text, lane_key text, step integer, at timestamptz, paid_until timestamptz);
 CREATE FUNCTION e2e_note_claim() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO public.e2e_claims VALUES (NEW.queue_name, NEW.lane_key, TG_ARGV[0]::integer,
-        CASE TG_ARGV[0] WHEN '1' THEN NEW.claimed_at ELSE clock_timestamp() END);
+        CASE TG_ARGV[0] WHEN '1' THEN NEW.claimed_at ELSE clock_timestamp() END,
+        (SELECT meter.next_at FROM public.horsies_meters AS meter
+         WHERE meter.queue_name = NEW.queue_name AND meter.lane = NEW.lane));
     RETURN NULL;
 END $$;
 CREATE TRIGGER e2e_note_claim AFTER UPDATE ON horsies_tasks FOR EACH ROW
@@ -156,12 +160,25 @@ NO_CLAIMS = "DROP FUNCTION e2e_note_claim CASCADE; DROP TABLE e2e_claims"
 OVERLAPS = """SELECT coalesce(max(overlap), 0) FROM (
     SELECT sum(step) OVER (PARTITION BY lane_key ORDER BY at, step ROWS UNBOUNDED PRECEDING) AS overlap
     FROM e2e_claims WHERE queue_name = %s) AS found"""
-# A claim is stamped after its start is allowed, on a busy machine up to a fifth of a second after it.
+# A claim is stamped after its start is allowed, on a busy machine up to a fifth of a second after it. The
+# clock had made a step of so many seconds before the claims since a moment.
 RATES = """SELECT coalesce(max(starts), 0) FROM (
     SELECT count(*) OVER (
         PARTITION BY lane_key ORDER BY at
         RANGE BETWEEN CURRENT ROW AND interval '0.8 seconds' FOLLOWING) AS starts
-    FROM e2e_claims WHERE queue_name = 'rated' AND step = 1) AS found"""
+    FROM (
+        SELECT lane_key, CASE WHEN at < %s::timestamptz THEN at ELSE at - %s * interval '1 second' END AS at
+        FROM e2e_claims WHERE queue_name = 'rated' AND step = 1) AS claims) AS found"""
+NO_STEP = ("infinity", 0)
+# The claims that were not paid for, exactly: a start is paid for with the seconds between two starts, and no
+# later than a burst after it. Together this allows N + burst - 1 starts per period.
+UNPAID = """SELECT count(*) FROM (
+    SELECT count(*) AS starts, min(at) AS at, paid_until,
+        lag(paid_until) OVER (PARTITION BY lane_key ORDER BY paid_until) AS paid_before
+    FROM e2e_claims WHERE queue_name = 'rated' AND step = 1 GROUP BY lane_key, paid_until) AS found
+WHERE paid_until IS NULL OR paid_until > at + (%s + 0.00001) * interval '1 second'
+    OR paid_until - paid_before < (starts * %s - 0.00001) * interval '1 second'"""
+RATE = (BURST / PER_SECOND, 1 / PER_SECOND)
 # How many starts of a key were too many for all of its time.
 SURPLUS = """SELECT coalesce(max(surplus), 0)::integer FROM (
     SELECT ceil(count(*) - extract(epoch FROM max(at) - min(at)) * %s) AS surplus
@@ -183,7 +200,7 @@ def _is_past(moment: float) -> bool:
     return time.monotonic() > moment
 
 
-def number(connection: Database, query: str, *values: str | int) -> int:
+def number(connection: Database, query: str, *values: str | float | datetime) -> int:
     ((found,),) = connection.execute(query.encode(), values).fetchall()
     return int(found)
 
@@ -234,8 +251,12 @@ def kill_worker(workers: list[RunningWorker]) -> Kill:
 
 def kill_child(fleet: Fleet, workers: list[RunningWorker]) -> Kill:
     """Kill the child that wrote the newest line of the journal, of those that live."""
-    alive = {pid for worker in workers for pid in worker.family()}
-    child = next(line.pid for line in sorted(read(fleet.journal), reverse=True) if line.pid in alive)
+
+    def living() -> list[int]:
+        alive = {pid for worker in workers for pid in worker.family()}
+        return [line.pid for line in sorted(read(fleet.journal)) if line.pid in alive]
+
+    child = wait_until(living)[-1]
     kill = Kill(time.monotonic(), frozenset({child}), worker=False)
     with suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
@@ -258,18 +279,20 @@ def test_limits_hold_while_workers_and_children_are_killed(
         late = late_tasks(connection)
         assert number(connection, COMPLETED) + len(late) == sent, "nothing is lost"
         overlaps = {queue: number(connection, OVERLAPS, queue) for queue in ("capped", "ordered")}
-        rate, claims = number(connection, RATES), number(connection, CLAIMS, "rated")
+        rate, claims = number(connection, RATES, *NO_STEP), number(connection, CLAIMS, "rated")
+        unpaid = number(connection, UNPAID, *RATE)
         surplus = number(connection, SURPLUS, limited.PER_SECOND)
     seen = {queue: most_at_once(by_queue[queue], kills) for queue in overlaps}
     print(
-        f"{len(kills)} kills, {sum(kill.worker for kill in kills)} of workers, {sent} tasks, {len(late)} of them late, "
-        f"{claims} claims under the rate, at most {rate} in 0.8 s and "
+        f"{len(kills)} kills, {sum(kill.worker for kill in kills)} of workers, {sent} tasks, "
+        f"{len(late)} of them late, {claims} claims under the rate, at most {rate} in 0.8 s and "
         f"{surplus} above it in all; "
         f"most of a key at once {seen} by the journal, {overlaps} by the claims"
     )
     assert {kill.worker for kill in kills} == {True, False}
     assert seen["capped"] <= overlaps["capped"] <= limited.CAP
     assert seen["ordered"] <= overlaps["ordered"] <= 1
+    assert unpaid == 0
     assert rate <= limited.PER_SECOND + limited.BURST - 1
     assert surplus <= limited.BURST + 0.2 * limited.PER_SECOND
     assert sum(one.what == "start" for one in by_queue["rated"]) <= claims
@@ -336,25 +359,41 @@ def test_rates_hold_while_the_clock_of_the_database_is_stepped(
         settable_clock(own_server) as clock,
         psycopg.connect(own_server.url, autocommit=True) as connection,
     ):
+        connection.execute(NOTE_CLAIMS)
         for key in keys:
             add_rated(connection, key, 400)
         for _ in range(4 if IS_LONG else 2):
             own_fleet.start(application=APPLICATION, processes=3)
         wait_until(lambda: all(len(one) > PER_SECOND for one in starts_by_key(own_fleet, keys)))
+        step_ends_at = clock_after(connection, STEP_SECONDS)
         clock.write_text(f"+{STEP_SECONDS}s")
         forward = time.monotonic()
         wait_until(lambda: min(map(max, starts_by_key(own_fleet, keys))) > forward + 1.5)
+        across = number(connection, RATES, step_ends_at, STEP_SECONDS)
+        unpaid = number(connection, UNPAID, *RATE)
         clock.write_text("+0")
         back = time.monotonic() + STEP_SECONDS + 1
         wait_until(lambda: min(map(max, starts_by_key(own_fleet, keys))) > back)
+        most = number(connection, RATES, *NO_STEP)
     found = starts_by_key(own_fleet, keys)
-    most = max(sum(one <= other < one + 1 for other in began) for began in found for one in began)
     silent = max(after - before for began in found for before, after in pairwise(began))
     total = sum(map(len, found))
-    print(f"{total} starts, at most {most} of a key in a second, silent for at most {silent:.1f} s")
-    # A step forward pays for the starts before it, so it allows a burst more; a start may be a little late.
-    assert most <= PER_SECOND + 2 * BURST + 3
+    print(
+        f"{total} starts, at most {most} of a key in 0.8 s of the database's clock, {across} across "
+        f"the step forward, silent for at most {silent:.1f} s"
+    )
+    assert unpaid == 0
+    assert most <= PER_SECOND + BURST - 1
+    # A step forward pays for the starts before it, so it allows a burst more.
+    assert across <= PER_SECOND + 2 * BURST - 1
     assert silent <= STEP_SECONDS + 1
+
+
+def clock_after(connection: Database, seconds: int) -> datetime:
+    query = "SELECT clock_timestamp() + %s * interval '1 second'"
+    ((found,),) = connection.execute(query, [seconds]).fetchall()
+    assert isinstance(found, datetime)
+    return found
 
 
 def add_rated(connection: Database, key: str, count: int) -> None:
