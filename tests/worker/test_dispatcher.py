@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import selectors
 import time
 from collections.abc import Mapping, Set
+from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import cast
 from unittest.mock import Mock
@@ -15,6 +18,7 @@ from psycopg import OperationalError
 from horsies.app import Horsies
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import ClaimedTask
+from horsies.logs import TaskFilter, set_log_headers
 from horsies.tasks.outcome import (
     STOPPED_BY_CANCEL,
     STOPPED_BY_LOSS,
@@ -37,6 +41,7 @@ from horsies.worker.ledger import (
     WAITING,
     Ledger,
     freed_by_queue,
+    options_of,
 )
 from horsies.worker.loop import Worker
 from horsies.worker.node_inputs import NodeInputs
@@ -205,6 +210,24 @@ def test_waiting_tasks_start_in_order_and_lost_ones_go_back(
     assert pool.dispatched == [("b", 1, 2)]
     assert sorted(held_ids(ledger)) == ["b", "c"]
     assert ledger.needs_release, "the database may still say that the lost one is ours"
+
+
+def test_the_line_about_a_lost_prefetched_task_has_its_headers(
+    dispatcher: Dispatcher, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The handler finds the headers of a line in the ledger, so the line comes before the task leaves."""
+    caplog.handler.addFilter(TaskFilter())
+    caplog.set_level(logging.INFO, "horsies")
+    set_log_headers(["request_id"], partial(options_of, ledger.owned))
+    try:
+        options = json.dumps({"headers": {"request_id": "r-17"}})
+        dispatcher.hand_out([claimed("a")._replace(task_options=options)])
+        assert dispatcher.take_started(ledger.tasks(WAITING), {}) == []
+    finally:
+        set_log_headers([])
+    (record,) = caplog.records
+    assert record.getMessage() == "prefetched task a was lost before it started"
+    assert vars(record)["headers"] == {"request_id": "r-17"}
 
 
 def test_nothing_is_released_when_all_that_waited_has_started(

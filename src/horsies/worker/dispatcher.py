@@ -159,9 +159,10 @@ class Dispatcher:
                 self.ledger.forget(task.id)
                 started.append(task._replace(worker_pid=pids[task.id]))
             else:
-                self.ledger.give_back([task])
+                # Logged first, because the line's headers come from the ledger.
                 event = as_event("claim_lost", task_id=task.id)
                 logger.info("prefetched task %s was lost before it started", task.id, extra=event)
+                self.ledger.give_back([task])
         return started
 
     # From children
