@@ -91,13 +91,15 @@ def test_a_run_that_cannot_advance_keeps_its_results_and_stops_no_other_run(
 def test_a_worker_that_stops_gives_a_refused_outcome_up(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:
-    poison = programs.add.send(1, 1).unwrap()
+    poison = programs.add.with_options(headers={"request_id": "r-17"}).send(1, 1).unwrap()
     with poisoned(connection, ENDS, poison.task_id):
-        worker = fleet.start(processes=1)
+        worker = fleet.start(processes=1, config={"log_headers": ["request_id"]})
         worker.wait_for("blocked")
         assert worker.stop() == 3
     (event,) = worker.events("outcomes_lost")
     assert event["task_ids"] == [poison.task_id]
+    (line,) = [one for one in worker.log().splitlines() if "outcome" in one and "is lost" in one]
+    assert f"[request_id=r-17] the outcome of add {poison.task_id} is lost" in line
 
 
 def test_tasks_that_cannot_be_recovered_do_not_keep_others_from_it(

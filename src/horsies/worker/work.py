@@ -583,15 +583,18 @@ class Work:
         """
         ledger = self._dispatcher.ledger
         ledger.give_back(ledger.tasks(UNCALLED))
-        lost = [task.id for task in (*ledger.tasks(REFUSED), *ledger.tasks(ENDED))]
+        lost = [*ledger.tasks(REFUSED), *ledger.tasks(ENDED)]
         if not lost or ledger.count(RUNNING):
             return
         self.has_given_up = True
         logger.error(
-            "shutdown: the database still refuses the outcome(s) of task(s) %s; they are lost",
-            ", ".join(lost),
-            extra=as_event("outcomes_lost", task_ids=lost),
+            "shutdown: the database still refuses the outcomes of %d task(s)",
+            len(lost),
+            extra=as_event("outcomes_lost", task_ids=[task.id for task in lost]),
         )
+        for task in lost:
+            about = {"task_id": task.id, "task_name": task.task_name}
+            logger.error("the outcome of %s %s is lost", task.task_name, task.id, extra=about)
 
     def _look_ahead(self, pipeline: Pipeline) -> None:
         """Look ahead: find out when the next task is due, expire tasks past their deadline, and free
