@@ -14,7 +14,11 @@ from tests.support.wait import wait_until
 from tests.support.workers import Journal, RunningWorker
 
 OPTIONS = ("--async-children", "2", "--async-slots", "60")
-WORKER = {"application": "tests.support.apps.coroutines:app", "processes": 1}
+WORKER = {
+    "application": "tests.support.apps.coroutines:app",
+    "processes": 1,
+    "config": {"log_headers": ["request_id"]},
+}
 
 
 @pytest.fixture(scope="session")
@@ -152,10 +156,12 @@ def test_hooks_share_the_loop_of_the_coroutines(
 def test_a_coroutine_that_blocks_the_loop_is_named(
     worker: RunningWorker, coroutines: ModuleType, connection: Database, name: str
 ) -> None:
-    sent = getattr(coroutines, name).send(2.5).unwrap()
+    sent = getattr(coroutines, name).with_options(headers={"request_id": name}).send(2.5).unwrap()
     assert sent.get(30_000).is_ok()
     (event,) = [one for one in worker.events("loop_blocked") if one["task_name"] == name]
+    assert event["task_id"] == sent.task_id
     (line,) = [one for one in worker.log().splitlines() if f"task '{name}' has blocked" in one]
+    assert f"[request_id={name}] " in line
     assert str(event["child_pid"]) in line
     assert "coroutines.py:" in line
     again = getattr(coroutines, name).send(1.6).unwrap()

@@ -408,9 +408,10 @@ class _Server:
         the application has changed the child's logging. Called in the watch's thread.
         """
         others = len(self._running) - 1
-        name = None if blockage.task is None else blockage.task.name
-        texts = (name or "", f"{blockage.seconds:.1f}", blockage.line, str(max(0, others)))
-        self._outbox.send(protocol.encode_texts(FrameKind.LOOP_BLOCKED, *texts))
+        task = blockage.task
+        about = ("", "") if task is None else (task.id, task.name)
+        texts = (f"{blockage.seconds:.1f}", blockage.line, str(max(0, others)))
+        self._outbox.send(protocol.encode_texts(FrameKind.LOOP_BLOCKED, *about, *texts))
 
 
 def _unreported(assignment: Assignment, problem: str) -> ChildReport:

@@ -527,7 +527,7 @@ class FrameReader:
             case FrameKind.PROGRESS:
                 self._take_progress(child, frame)
             case FrameKind.LOOP_BLOCKED:
-                _log_blockage(child, *protocol.decode_texts(frame, 4))
+                _log_blockage(child, *protocol.decode_texts(frame, 5))
             case FrameKind.HOOK_FAILED:
                 name, problem = protocol.decode_texts(frame, 2)
                 child.failed_hook = (name, problem)
@@ -556,8 +556,11 @@ class FrameReader:
 
 
 def _log_blockage(
-    child: ChildProcess, task_name: str, seconds: str, line: str, others: str
+    child: ChildProcess, task_id: str, task_name: str, seconds: str, line: str, others: str
 ) -> None:
+    event = as_event(
+        "loop_blocked", task_id=task_id or None, task_name=task_name or None, child_pid=child.pid
+    )
     logger.warning(
         "%s has blocked the event loop of async child %s for %s s, and with it %s other task(s), at %s; "
         "await instead, or use asyncio.to_thread",
@@ -566,5 +569,5 @@ def _log_blockage(
         seconds,
         others,
         line,
-        extra=as_event("loop_blocked", task_name=task_name or None, child_pid=child.pid),
+        extra=event,
     )
