@@ -105,14 +105,17 @@ def main(arguments: Sequence[str]) -> int:
     if unknown := [name for name in chosen.names if name not in known]:
         print(f"There is no benchmark {', '.join(unknown)}; choose from {', '.join(known)}.")
         return 2
+    if chosen.at_least is not None and chosen.against is None:
+        print("--at-least needs --against.")
+        return 2
     MACHINE.accepts_busy = chosen.busy
     names = chosen.names or list(known)
     try:
         with server() as url:
             if chosen.against is None:
                 return _measure(url, names)
-            compare(url, chosen.against, names, chosen.rounds)
-            return 0
+            is_met = compare(url, chosen.against, names, chosen.rounds, chosen.at_least)
+            return 0 if is_met else 1
     except FileNotFoundError as error:
         print(error)
         return 2
@@ -135,6 +138,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--rounds", type=int, default=5, metavar="N", help="the rounds of --against, by default 5"
+    )
+    parser.add_argument(
+        "--at-least",
+        type=float,
+        metavar="SHARE",
+        help="with --against: exit with 1 if this checkout's median speed is below this share of the other's",
     )
     return parser
 

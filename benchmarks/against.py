@@ -6,7 +6,8 @@ the code of both, each on its own database.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,13 @@ from urllib.parse import urlsplit
 import psycopg
 from psycopg import sql
 
+from benchmarks.machine import MACHINE
 from benchmarks.rounds import Checkout, alternate, heading, ratios, spread
 
 NEVER_REPLACED = ["--max-tasks-per-child", "0"]
+# The processor time of a task or a send is the sum of these figures.
+PROCESSOR = ("parent_us", "children_us", "server_us", "processor_us")
+Runs = Sequence[Mapping[str, float]]
 
 
 def _drains(task: str) -> list[tuple[str, dict[str, Any]]]:
@@ -43,8 +48,13 @@ COMPARED: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }
 
 
-def compare(url: str, path: Path, names: list[str], rounds: int) -> None:
-    """Measure the named figures in both checkouts alternately, and print the ratio of each round."""
+def compare(
+    url: str, path: Path, names: list[str], rounds: int, at_least: float | None = None
+) -> bool:
+    """Measure the named figures in both checkouts alternately, and print the ratios of the rounds. With
+    ``at_least``, return whether this checkout reaches that share of the other's speed in every figure.
+    """
+    is_met = True
     with two_databases(url) as (ours, theirs):
         here, there = Checkout(ours), Checkout.at(path, theirs)
         for name in names:
@@ -53,7 +63,39 @@ def compare(url: str, path: Path, names: list[str], rounds: int) -> None:
                     side: partial(checkout.measure, figure, **arguments)
                     for side, checkout in (("here", here), ("there", there))
                 }
-                _print(f"{name} {_brief(arguments)}", alternate(sides, rounds), rounds)
+                found = alternate(sides, rounds)
+                was_idle = not MACHINE.was_busy
+                _print(f"{name} {_brief(arguments)}", found, rounds)
+                if at_least is not None:
+                    speeds = relative_speeds(found["here"], found["there"], was_idle=was_idle)
+                    is_met = reaches(speeds, at_least) and is_met
+    return is_met
+
+
+def relative_speeds(here: Runs, there: Runs, *, was_idle: bool) -> dict[str, float]:
+    """Return the median speed of this checkout as a share of the other's: by processor time, and on an
+    idle machine also by rate.
+    """
+    found: dict[str, float] = {}
+    if any(metric in here[0] for metric in PROCESSOR):
+        pairs = zip(here, there, strict=True)
+        found["processor time"] = statistics.median(
+            _spent(other) / _spent(own) for own, other in pairs
+        )
+    if was_idle and "rate" in here[0]:
+        found["rate"] = statistics.median(ratios(here, there, "rate"))
+    return found
+
+
+def _spent(run: Mapping[str, float]) -> float:
+    return sum(run.get(metric, 0.0) for metric in PROCESSOR)
+
+
+def reaches(speeds: Mapping[str, float], at_least: float) -> bool:
+    """Print and judge whether every speed is at least this share; without a speed nothing is reached."""
+    shown = ", ".join(f"{speed:.3f} by {metric}" for metric, speed in speeds.items())
+    print(f"  target: at least {at_least:g} of the other's speed; measured {shown or 'no speed'}")
+    return bool(speeds) and min(speeds.values()) >= at_least
 
 
 def _print(title: str, found: dict[str, list[dict[str, float]]], rounds: int) -> None:

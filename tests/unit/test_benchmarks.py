@@ -8,6 +8,8 @@ from types import FunctionType
 
 import pytest
 from benchmarks import saved
+from benchmarks.__main__ import main
+from benchmarks.against import reaches, relative_speeds
 from benchmarks.capacity import Cost, Line, tasks_per_second
 from benchmarks.machine import BUSY_MARK, Machine, MachineBusyError, is_idle, used_share
 from benchmarks.paired import Share, is_within, order
@@ -130,6 +132,36 @@ def test_the_rate_of_a_busy_machine_is_not_judged() -> None:
     assert not is_within(found, "idle", "off", 0.03, was_idle=True)
     assert is_within(found, "idle", "off", 0.03, was_idle=False)
     assert not is_within(found, "idle", "off", 0.005, was_idle=False)
+
+
+@pytest.mark.parametrize(("slowest", "is_met"), [(1.0, True), (0.985, False)])
+def test_a_checkout_that_is_slower_than_the_other_misses_its_target(
+    capsys: pytest.CaptureFixture[str], slowest: float, is_met: bool
+) -> None:
+    there = [{"rate": 10.0, "parent_us": 60.0, "server_us": 40.0}] * 3
+    here = [
+        {"rate": 10.0 * share, "parent_us": 60.0 / share, "server_us": 40.0 / share}
+        for share in (0.5, slowest, 1.2)
+    ]
+    speeds = relative_speeds(here, there, was_idle=True)
+    assert speeds == pytest.approx({"processor time": slowest, "rate": slowest})
+    assert reaches(speeds, 0.99) is is_met
+    assert (
+        f"measured {slowest:.3f} by processor time, {slowest:.3f} by rate"
+        in capsys.readouterr().out
+    )
+    assert "rate" not in relative_speeds(here, there, was_idle=False)
+
+
+def test_figures_without_a_speed_reach_no_target() -> None:
+    memory = [{"pss_mb": 10.0}]
+    assert relative_speeds(memory, memory, was_idle=True) == {}
+    assert not reaches({}, 0.5)
+
+
+def test_a_target_without_another_checkout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["throughput", "--at-least", "0.99"]) == 2
+    assert capsys.readouterr().out == "--at-least needs --against.\n"
 
 
 COST = Cost(Line(300, 40), Line(500, 60), 100, 2, 8)
