@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 from psycopg import sql
 
-from horsies import Horsies
+from horsies import AppConfig, Horsies, PostgresConfig, Webhook
+from horsies.db.statements.webhooks import record_findings, store_webhooks
 from horsies.monitor import orders
 from horsies.monitor.order_plan import (
     Order,
@@ -20,8 +21,10 @@ from horsies.monitor.order_plan import (
     read_order_text,
 )
 from horsies.monitor.queries import RunFilters
+from horsies.webhooks.task import subscriptions
 from tests.support.command_line import Finished, Run
 from tests.support.database import Database
+from tests.support.receiver import SECRET
 from tests.support.rows import (
     actions,
     add_failed,
@@ -53,7 +56,7 @@ def done(finished: Finished) -> Finished:
 NOT_REACHED = (
     "Not reached: copies that your code made; log lines and spans that were written; the log of the "
     "database server; events that webhooks have delivered; the log and the error message of a batch, "
-    "which its other tasks keep; deliveries of findings, until their retention ends; backups, the WAL of "
+    "which its other tasks keep; deliveries of findings, unless --key names their key; backups, the WAL of "
     "this server and its replicas, and dead row versions until VACUUM. See `horsies docs personal-data`."
 )
 BY_PERSON = [("--argument", f"customer={PERSON}"), ("--argument", PERSON), ("--key", PERSON)]
@@ -416,20 +419,35 @@ def test_a_start_that_is_not_yet_paid_for_outlasts_the_key(
 
 @pytest.mark.parametrize("key", ["ACME\\alice", "it's", "a", "zoë\n", "a' of queue 'b"])
 @pytest.mark.parametrize("is_erased", [True, False], ids=["erased", "another"])
-def test_the_finding_of_a_key_is_erased_and_that_of_a_longer_key_is_not(
-    horsies: Run, database: Database, key: str, is_erased: bool
+@pytest.mark.parametrize("command", ["delete", "redact"])
+def test_the_finding_of_a_key_and_its_delivery_are_erased_and_those_of_a_longer_key_are_not(
+    horsies: Run, database: Database, command: str, key: str, is_erased: bool
 ) -> None:
     named = key if is_erased else f"{key}cme"
     sentence = f"Key {named!r} of queue 'default' was paused 3 minutes ago."
-    database.execute(
-        "INSERT INTO horsies_findings (code, subject, check_id, level, sentence, remedy) "
-        "VALUES ('KEY_PAUSED', 'queue default', 'tests', 'red', %s, 'horsies keys resume')",
-        [sentence],
-    )
+    remedy = "horsies keys resume"
+    announce(database, sentence, remedy)
     add_task(database, status="COMPLETED", lane_key=key)
-    done(horsies("delete", "--key", key, "--yes"))
+    done(horsies(command, "--key", key, "--yes"))
     found = database.execute("SELECT sentence, remedy FROM horsies_findings").fetchone()
-    assert found == (("erased", None) if is_erased else (sentence, "horsies keys resume"))
+    assert found == (("erased", None) if is_erased else (sentence, remedy))
+    delivered = database.execute(
+        "SELECT kwargs::json #>> '{event,data,sentence}' FROM horsies_tasks "
+        "WHERE task_name = 'horsies.webhook.alerts' AND kwargs IS NOT NULL"
+    ).fetchall()
+    assert delivered == ([] if is_erased else [(sentence,)])
+
+
+def announce(database: Database, sentence: str, remedy: str) -> None:
+    """Open a finding about a key, to which a webhook subscribes; its delivery has ended."""
+    finding = {"code": "KEY_PAUSED", "subject": "queue default", "check_id": "tests"}
+    finding |= {"level": "red", "sentence": sentence, "remedy": remedy}
+    hook = Webhook(name="alerts", url="https://hooks.example", secret=SECRET, on=["finding.opened"])
+    config = AppConfig(broker=PostgresConfig(database_url="postgresql://"), webhooks=[hook])
+    store_webhooks.run(database, (subscriptions(config), ["default"]))
+    (recorded,) = record_findings.fetch(database, json.dumps([finding]), ["tests"])
+    assert recorded.announced == 1
+    database.execute("UPDATE horsies_tasks SET status = 'COMPLETED'")
 
 
 def test_a_key_of_a_run_that_stays_keeps_its_limits(horsies: Run, database: Database) -> None:

@@ -50,7 +50,7 @@ _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 _OUT_OF_REACH = (
     "Not reached: copies that your code made; log lines and spans that were written; the log of the "
     "database server; events that webhooks have delivered; the log and the error message of a batch, "
-    "which its other tasks keep; deliveries of findings, until their retention ends; backups, the WAL of "
+    "which its other tasks keep; deliveries of findings, unless --key names their key; backups, the WAL of "
     "this server and its replicas, and dead row versions until VACUUM. See `horsies docs personal-data`."
 )
 

@@ -1,8 +1,8 @@
 """Personal data: the tasks, runs and schedules about one person, found by a key or an argument.
 
 The search reads all tasks in windows. A key is the key of a task (``key=``), its idempotency key, or the
-key of a run. Arguments of any size are searched, including the arguments of schedules and of nodes that
-never ran.
+key of a run; a search for a key also finds the deliveries of findings about it. Arguments of any size are
+searched, including the arguments of schedules and of nodes that never ran.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from horsies.db.statements.erasing import (
 from horsies.db.statements.monitor import end_of_window
 from horsies.ids import first_id_at
 from horsies.monitor.arguments import Argument, NoMask, search_for
+from horsies.monitor.diagnose.queues import key_naming
 from horsies.monitor.order_plan import PAGE
 from horsies.monitor.queries import FIRST_ID, LAST_ID, SEARCH_WINDOW, TaskFilters, tasks_script
 
@@ -102,7 +103,9 @@ def _keyed_script(key: str, filters: TaskFilters) -> Script[list[str]]:
     before = first_id_at(filters.until) if filters.until else LAST_ID
     found: list[str] = []
     while True:
-        rows: list[ErasedId] = yield find_tasks_by_key(key, before, since, SEARCH_WINDOW)
+        rows: list[ErasedId] = yield find_tasks_by_key(
+            key, key_naming(key), before, since, SEARCH_WINDOW
+        )
         found += [row.id for row in rows]
         edges = yield end_of_window(before, since, SEARCH_WINDOW)
         if len(edges) < 2:

@@ -162,12 +162,15 @@ WHERE change.order_id IS NOT NULL AND right(change.verb, 5) = '_runs'
   AND change.order_plan::jsonb #> '{runs,workflow_keys}' ?| %(keys)s::text[]
 
 -- name: find_tasks_by_key
--- The tasks in one window of ids, newest first, that have this key as their key, idempotency key or unique key.
+-- The tasks in one window of ids, newest first, that have this key as their key, idempotency key or unique key, and the
+-- deliveries of webhooks with a finding about this key, which begins with the text in "opening".
 SELECT newest.id::text FROM (
-    SELECT id, lane_key, idempotency_key, unique_key FROM horsies_tasks
+    SELECT id, task_name, kwargs, lane_key, idempotency_key, unique_key FROM horsies_tasks
     WHERE id < %(before)s::uuid AND id >= %(since)s::uuid
     ORDER BY id DESC LIMIT %(window)s::integer) AS newest
 WHERE %(key)s::text IN (newest.lane_key, newest.idempotency_key, newest.unique_key)
+  OR CASE WHEN starts_with(newest.task_name, 'horsies.webhook.')
+     THEN starts_with(newest.kwargs::json #>> '{event,data,sentence}', %(opening)s::text) END
 ORDER BY newest.id DESC
 
 -- name: find_runs_by_key

@@ -162,7 +162,12 @@ def pause_reasons(queue: QueueSituation) -> Iterator[Finding]:
 
 def key_opening(queue: str, key: str) -> str:
     """Return the beginning of a sentence about a paused key, which names the key and its queue."""
-    return f"Key {key!r} of queue {queue!r} was "
+    return f"{key_naming(key)}{queue!r} was "
+
+
+def key_naming(key: str) -> str:
+    """Return the beginning of a sentence about a paused key of any queue."""
+    return f"Key {key!r} of queue "
 
 
 def key_pause(lane: KeyState, looked_at: datetime) -> Iterator[Finding]:
