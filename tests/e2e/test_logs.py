@@ -15,13 +15,21 @@ import pytest
 from tests.support.database import Database
 from tests.support.poison import poisoned
 from tests.support.rows import add_task, ago
-from tests.support.tables import attempts, wait_for_status, wait_until_empty
+from tests.support.tables import (
+    attempts,
+    busy_children,
+    count,
+    wait_for_status,
+    wait_until_empty,
+)
 from tests.support.wait import wait_until
-from tests.support.workers import Fleet, RunningWorker, is_gone
+from tests.support.workers import QUICK_RECOVERY, Fleet, RunningWorker, is_gone
 
 APPLICATION = "tests.support.apps.talking:app"
 KEPT = {"log_capture": {"max_lines": 100, "max_bytes": 8_192}}
-TASKS = 2_000 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 200
+IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
+TASKS = 2_000 if IS_LONG else 200
+WORKER_KILLS = 30 if IS_LONG else 2
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +40,8 @@ def talking(programs: ModuleType) -> Iterable[ModuleType]:
     module.app.close()
 
 
-def start(fleet: Fleet, *options: str, **more: Any) -> Any:
-    return fleet.start(*options, application=APPLICATION, config=KEPT, **more)
+def start(fleet: Fleet, *options: str, config: Any = KEPT, **more: Any) -> Any:
+    return fleet.start(*options, application=APPLICATION, config=config, **more)
 
 
 def journal_of(fleet: Fleet) -> list[Sequence[str]]:
@@ -117,6 +125,39 @@ def test_every_attempt_has_its_lines_once_when_children_die_in_windows(
     assert len(rows) == len(written) == len(attempts(connection))
     assert len(rows) > TASKS
     assert {(task, attempt): messages(body)[0] for task, attempt, body in rows} == written
+
+
+@pytest.mark.timeout(900 if IS_LONG else 240)
+def test_recorded_attempts_have_their_lines_once_when_workers_are_killed(
+    fleet: Fleet, talking: ModuleType, connection: Database
+) -> None:
+    """Lines are stored with the outcome, so a kill loses both of them or neither."""
+    config = KEPT | QUICK_RECOVERY
+    workers = [start(fleet, config=config) for _ in range(2)]
+    batch = TASKS // WORKER_KILLS
+    for kill in range(WORKER_KILLS):
+        numbers = range(kill * batch, (kill + 1) * batch)
+        talking.steady.send_many(talking.steady.bind(number) for number in numbers).unwrap()
+        kill_amid_work(workers[kill % 2], connection)
+        workers[kill % 2] = start(fleet, config=config)
+    wait_until_empty(connection, 120)
+    ended = attempts(connection)
+    completed = {(one.task_id, one.attempt) for one in ended if one.outcome == "COMPLETED"}
+    assert len(completed) == batch * WORKER_KILLS
+    assert "WORKER_CRASHED" in {one.error_code for one in ended}
+    written = {(task, int(attempt)): text for task, attempt, _, text in journal_of(fleet)}
+    rows = connection.execute(
+        "SELECT task_id::text, attempt, body FROM horsies_task_logs"
+    ).fetchall()
+    stored = sorted((task, attempt, messages(body)) for task, attempt, body in rows)
+    assert stored == sorted((*one, [written[one]]) for one in completed)
+
+
+def kill_amid_work(worker: RunningWorker, connection: Database) -> None:
+    """Kill a worker while it runs tasks, or once all tasks have ended."""
+    open_statuses = ("PENDING", "CLAIMED", "RUNNING")
+    wait_until(lambda: busy_children(worker, connection) or not count(connection, *open_statuses))
+    worker.signal(signal.SIGKILL)
 
 
 def test_coroutines_keep_their_own_lines_even_if_their_process_is_killed(

@@ -6,7 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -144,6 +144,33 @@ RETURNING task_id::text, attempt
 def recover_dead_workers(connection: Database) -> list[tuple[str, int]]:
     """Recover the tasks of dead workers; return the attempts that the recovery ended."""
     return list(connection.execute(RECOVER))
+
+
+def busy_children(worker: RunningWorker, connection: Database) -> list[TaskRow]:
+    """Return the tasks that children of this worker are running."""
+    family = set(worker.family())
+    return [row for row in tasks(connection, "RUNNING") if row.worker_pid in family]
+
+
+def kill_a_busy_child(worker: RunningWorker, connection: Database) -> None:
+    """Kill a child of this worker while it runs a task, unless all tasks end before."""
+
+    def has_lost_an_attempt() -> bool:
+        busy = busy_children(worker, connection)
+        if not busy:
+            return count(connection, "PENDING", "CLAIMED", "RUNNING") == 0
+        row = busy[0]
+        with suppress(ProcessLookupError):  # it was replaced meanwhile
+            os.kill(row.worker_pid, signal.SIGKILL)
+        # The task may have ended before the kill.
+        (ended,) = wait_until(
+            lambda: [
+                one for one in attempts(connection, row.id) if one.attempt == row.retry_count + 1
+            ]
+        )
+        return bool(ended.error_code == "WORKER_CRASHED")
+
+    wait_until(has_lost_an_attempt)
 
 
 def stop_family(worker: RunningWorker, connection: Database, task_id: str) -> list[int]:

@@ -80,6 +80,13 @@ def short(number: int) -> int:
     return number
 
 
+@app.task("steady", retry_policy=AGAIN)
+def steady(number: int) -> int:
+    note(f"number {number}")
+    time.sleep(0.02)
+    return number
+
+
 @app.task("wait_async")
 async def wait_async(label: str) -> str:
     for number in range(3):
