@@ -8,7 +8,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -31,9 +31,9 @@ from horsies.monitor.diagnose.explain import read_task
 from horsies.monitor.edited_calls import edit_reason, edited_call
 from tests.support.database import Database
 from tests.support.dump import leaks
-from tests.support.tables import task
+from tests.support.tables import attempts, count, kill_a_busy_child, task
 from tests.support.wait import wait_until
-from tests.support.workers import Fleet, RunningWorker
+from tests.support.workers import QUICK_RECOVERY, Fleet, RunningWorker
 
 APPLICATION = "tests.support.apps.confidential:app"
 LOGS = {"log_capture": {"max_lines": 100, "max_bytes": 8_192}}
@@ -307,58 +307,37 @@ def test_keys_are_rotated_under_kills_while_workers_run(
 ) -> None:
     """Producers and workers change their keys one after the other, and processes are killed all the time."""
     sent: dict[str, str] = {}
-    workers = [start(fleet, OLD), start(fleet, OLD)]
-    kills = 0
+    workers = [start(fleet, OLD, config=QUICK_RECOVERY) for _ in range(2)]
     for number, keys in enumerate([(OLD,), (OLD, NEW), (NEW, OLD), (NEW,)]):
         producer = task_of(make(*keys), "greet_slowly")
-        calls = [producer.bind(f"n{number}-{one}") for one in range(TASKS // 4)]
-        sent |= {
-            handle.task_id: call.args[0]
-            for handle, call in zip(producer.send_many(calls).unwrap(), calls, strict=True)
-        }
+        sent |= send_some(producer, f"n{number}", TASKS // 16)
         if number:
             workers[number % 2].signal(signal.SIGKILL if number == 2 else signal.SIGTERM)
-            workers[number % 2] = start(fleet, *keys)
+            workers[number % 2] = start(fleet, *keys, config=QUICK_RECOVERY)
         for kill in range(KILLS_PER_KEY):
-            wait_for_some(connection, TASKS // 4 // (KILLS_PER_KEY + 1), len(sent))
+            sent |= send_some(producer, f"n{number}-{kill}", TASKS * 3 // 16 // KILLS_PER_KEY)
             if kill % 3 == 2:
                 workers[number % 2].signal(signal.SIGKILL)
-                workers[number % 2] = start(fleet, *keys)
+                workers[number % 2] = start(fleet, *keys, config=QUICK_RECOVERY)
             else:
-                kill_a_child(workers[number % 2])
-            kills += 1
-    workers.append(start(fleet, NEW, OLD))
-    wait_until(lambda: finished(connection) == len(sent), 240.0)
+                kill_a_busy_child(workers[number % 2], connection)
+    workers.append(start(fleet, NEW, OLD, config=QUICK_RECOVERY))
+    wait_until(lambda: count(connection, "COMPLETED") == len(sent), 240.0)
     reader = make(NEW, OLD)
     for task_id, name in sent.items():
         assert reader.get_result(task_id, 5_000).ok_value == f"Hello {name}"
-    attempts = Counter(
-        str(row[0])
-        for row in connection.execute(
-            "SELECT task_id FROM horsies_task_attempts WHERE outcome = 'COMPLETED'"
-        )
-    )
-    assert set(attempts.values()) == {1}
+    ended = attempts(connection)
+    completed = Counter(one.task_id for one in ended if one.outcome == "COMPLETED")
+    assert set(completed.values()) == {1}
+    lost = sum(one.error_code == "WORKER_CRASHED" for one in ended)
+    assert lost > 0
     done = Counter(line.label for line in fleet.journal.lines("greet"))
     assert set(done) == set(sent.values())
-    print(f"{len(sent):,} tasks, {kills} kills, {done.total() - len(sent)} started again")
+    print(f"{len(sent):,} tasks, {lost} attempts lost, {done.total() - len(sent)} started again")
 
 
-def wait_for_some(connection: Database, count: int, most: int) -> None:
-    """Wait until so many more tasks have ended, or all of them."""
-    enough = min(finished(connection) + count, most)
-    wait_until(lambda: finished(connection) >= enough, 120.0)
-
-
-def kill_a_child(worker: RunningWorker) -> None:
-    wait_until(lambda: set(worker.family()) - set(worker.guards()))
-    children = [pid for pid in worker.family() if pid not in worker.guards()]
-    with suppress(ProcessLookupError, IndexError):  # it was replaced meanwhile
-        os.kill(children[-1], signal.SIGKILL)
-
-
-def finished(connection: Database) -> int:
-    ((count,),) = connection.execute(
-        "SELECT count(*) FROM horsies_tasks WHERE status = 'COMPLETED'"
-    ).fetchall()
-    return int(count)
+def send_some(producer: Any, prefix: str, number: int) -> dict[str, str]:
+    """Send so many tasks in one call; return the name in each task's argument."""
+    names = [f"{prefix}-{one}" for one in range(number)]
+    handles = producer.send_many([producer.bind(name) for name in names]).unwrap()
+    return {handle.task_id: name for handle, name in zip(handles, names, strict=True)}

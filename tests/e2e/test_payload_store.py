@@ -9,7 +9,6 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,12 +25,13 @@ from tests.support.database import Database
 from tests.support.dump import leaks
 from tests.support.file_store import Directory
 from tests.support.s3_server import CREDENTIALS, PREFIX, Bucket, s3_server
-from tests.support.tables import task
+from tests.support.tables import attempts, count, kill_a_busy_child, task
 from tests.support.wait import wait_until
-from tests.support.workers import Fleet, RunningWorker
+from tests.support.workers import QUICK_RECOVERY, Fleet, RunningWorker
 
 APPLICATION = "tests.support.apps.confidential:app"
 TASKS = 3_000 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 150
+KILLS = max(6, TASKS // 100)
 KEY = FernetCodec.new_key()
 LARGE = "x" * 3_000
 Maker = Callable[..., Horsies]
@@ -341,6 +341,7 @@ def delete_during_an_outage(
     assert (len(outside.names()), number(connection, _DANGLING)) == (4, 0)
 
 
+@pytest.mark.timeout(900 if TASKS > 1_000 else 240)
 @pytest.mark.parametrize(
     ("outside", "is_table"),
     [("files", True), ("s3", False)],
@@ -357,28 +358,25 @@ def test_kills_lose_no_payload_and_a_sweep_leaves_none_behind(
     """Children and workers are killed while they read arguments and store results."""
     place, tasks = ("table", TASKS) if is_table else (outside.place, TASKS // 5)
     app = make(place, KEY)
-    workers = [start(fleet, place, KEY), start(fleet, place, KEY)]
+    workers = [start(fleet, place, KEY, config=QUICK_RECOVERY) for _ in range(2)]
     producer = task_of(app, "greet_slowly")
     calls = [producer.bind(f"{one}-{LARGE}") for one in range(tasks)]
     sent = [handle.task_id for handle in producer.send_many(calls).unwrap()]
-    for kill in range(max(6, tasks // 100)):
+    for kill in range(KILLS):
+        wait_for_ended(connection, tasks * kill // (KILLS + 1))
         worker = workers[kill % 2]
         if kill % 3 == 2:
             worker.signal(signal.SIGKILL)
-            workers[kill % 2] = start(fleet, place, KEY)
+            workers[kill % 2] = start(fleet, place, KEY, config=QUICK_RECOVERY)
         else:
-            kill_a_child(worker)
-    done = "SELECT count(*) FROM horsies_tasks WHERE status = 'COMPLETED'"
-    wait_until(lambda: number(connection, done) == tasks, 240.0)
+            kill_a_busy_child(worker, connection)
+    wait_for_ended(connection, tasks)
     for position, task_id in enumerate(sent):
         assert app.get_result(task_id, 5_000).ok_value == f"Hello {position}-{LARGE}"
-    attempts = Counter(
-        str(row[0])
-        for row in connection.execute(
-            "SELECT task_id FROM horsies_task_attempts WHERE outcome = 'COMPLETED'"
-        )
-    )
-    assert set(attempts.values()) == {1}
+    ended = attempts(connection)
+    completed = Counter(one.task_id for one in ended if one.outcome == "COMPLETED")
+    assert set(completed.values()) == {1}
+    assert "WORKER_CRASHED" in {one.error_code for one in ended}
     run = {line.label for line in fleet.journal.lines("greet")}
     assert run == {f"{one}-{LARGE}" for one in range(tasks)}
     sweep(connection, orphan_seconds=24 * 3600.0)  # all are younger
@@ -396,9 +394,5 @@ def test_kills_lose_no_payload_and_a_sweep_leaves_none_behind(
     assert (names(connection), outside.names()) == ([], set())
 
 
-def kill_a_child(worker: RunningWorker) -> None:
-    wait_until(lambda: set(worker.family()) - set(worker.guards()))
-    children = [pid for pid in worker.family() if pid not in worker.guards()]
-    if children:
-        with suppress(ProcessLookupError):  # it was replaced meanwhile
-            os.kill(children[-1], signal.SIGKILL)
+def wait_for_ended(connection: Database, tasks: int) -> None:
+    wait_until(lambda: count(connection, "COMPLETED") >= tasks, 240.0)
