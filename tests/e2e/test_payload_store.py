@@ -31,7 +31,7 @@ from tests.support.workers import QUICK_RECOVERY, Fleet, RunningWorker
 
 APPLICATION = "tests.support.apps.confidential:app"
 TASKS = 3_000 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 150
-KILLS = max(6, TASKS // 100)
+KILLS = max(4, TASKS // 100)
 KEY = FernetCodec.new_key()
 LARGE = "x" * 3_000
 Maker = Callable[..., Horsies]
