@@ -18,6 +18,7 @@ from tests.support.transactions import (
     OWN_ROLE,
     bookings,
     closed_gate,
+    idle_sessions,
     open_gate,
     waits_at_gate,
     waits_for_row,
@@ -191,16 +192,6 @@ def test_a_task_that_records_and_commits_when_it_is_stopped_is_completed(
     assert bookings(effects) == [1]
     assert [one.outcome for one in attempts(effects, sent.task_id)] == ["COMPLETED"]
     assert "dropped" not in worker.log()
-
-
-def idle_sessions(connection: Database) -> list[int]:
-    """The sessions of tasks that are idle inside their own transaction."""
-    rows = connection.execute(
-        "SELECT pid FROM pg_stat_activity WHERE application_name = %s "
-        "AND state = 'idle in transaction' AND datname = current_database()",
-        (OWN_ROLE,),
-    )
-    return [pid for (pid,) in rows]
 
 
 @pytest.mark.parametrize(

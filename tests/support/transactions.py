@@ -90,6 +90,16 @@ def _waiting(connection: Database, role: str, *events: str) -> list[int]:
     return [pid for (pid,) in rows]
 
 
+def idle_sessions(connection: Database) -> list[int]:
+    """Return the sessions of tasks that are idle inside a transaction that the task opened itself."""
+    rows = connection.execute(
+        "SELECT pid FROM pg_stat_activity WHERE application_name = %s "
+        "AND state = 'idle in transaction' AND datname = current_database()",
+        (OWN_ROLE,),
+    )
+    return [pid for (pid,) in rows]
+
+
 @contextmanager
 def effects_table(connection: Database) -> Iterator[None]:
     """Create the empty table `bookings` for the duration of the block."""

@@ -54,6 +54,8 @@ class DriverError(Exception):
             primary or getattr(inner, "message", None) or str(inner).partition("\n")[0]
         )
         self.sqlstate = getattr(inner, "sqlstate", None) or getattr(inner, "pgcode", None)
+        # Whether SQLAlchemy has found that the connection was lost.
+        self.connection_invalidated = getattr(error, "connection_invalidated", False)
 
 
 def leads_elsewhere(error: BaseException) -> bool:

@@ -56,6 +56,12 @@ def rest(label: str) -> None:
         time.sleep(0.005)
 
 
+async def rest_async(label: str) -> None:
+    write_down(label)
+    while not is_released(label):  # noqa: ASYNC110 - the test creates a file
+        await asyncio.sleep(0.005)
+
+
 def note() -> None:
     """Add a line (task, attempt) to the journal in one write, so that a kill cannot truncate the line."""
     task = current_task()

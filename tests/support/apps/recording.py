@@ -9,20 +9,24 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import copy_context
+from functools import partial
 from types import FrameType
 from typing import Any
 
+import asyncpg
 import psycopg
+import psycopg2  # type: ignore[import-untyped]
 from psycopg.conninfo import make_conninfo
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from horsies import (
     INJECTED,
     AsyncTaskTransaction,
+    RetryPolicy,
     TaskTransaction,
     current_task,
 )
@@ -35,6 +39,7 @@ from tests.support.apps.booking import (
     engine,
     is_released,
     rest,
+    rest_async,
 )
 from tests.support.apps.programs import write_down
 from tests.support.workers import DATABASE_VARIABLE
@@ -45,14 +50,35 @@ INSERT = "INSERT INTO bookings VALUES (:number, :attempt, :id)"
 # A waiting transaction must not be idle for two seconds after it has recorded its outcome.
 BRIEFLY = text("SELECT pg_sleep(0.01)")
 
+SERIALIZABLE = {"isolation_level": "SERIALIZABLE"}
+AGAIN_AFTER_FAULTS = RetryPolicy.fixed(
+    [0.02] * 5, auto_retry_for=["TRANSACTION_CONFLICT", "TRANSACTION_LOST"], jitter=False
+)
+engines = {
+    "psycopg": engine,
+    "psycopg2": create_engine(
+        "postgresql+psycopg2://",
+        creator=partial(psycopg2.connect, os.environ[DATABASE_VARIABLE], **OWN_SESSIONS),
+        poolclass=NullPool,
+    ),
+}
+
 
 def row_of(tx: TaskTransaction | AsyncTaskTransaction, number: int) -> dict[str, Any]:
     return {"number": number, "attempt": tx.attempt, "id": current_task().id}
 
 
+def async_engine(driver: str) -> AsyncEngine:
+    if driver == "psycopg":
+        return create_async_engine(ALCHEMY_URL, poolclass=NullPool, connect_args=OWN_SESSIONS)
+    url = os.environ[DATABASE_VARIABLE]
+    creator = partial(asyncpg.connect, url, server_settings=OWN_SESSIONS)
+    return create_async_engine("postgresql+asyncpg://", async_creator=creator, poolclass=NullPool)
+
+
 @asynccontextmanager
-async def async_session() -> AsyncIterator[AsyncSession]:
-    made = create_async_engine(ALCHEMY_URL, poolclass=NullPool, connect_args=OWN_SESSIONS)
+async def async_session(driver: str = "psycopg") -> AsyncIterator[AsyncSession]:
+    made = async_engine(driver)
     try:
         async with AsyncSession(made) as session:
             yield session
@@ -110,12 +136,6 @@ async def rest_in_async(session: AsyncSession, label: str) -> None:
     write_down(label)
     while not is_released(label):
         await session.execute(BRIEFLY)
-
-
-async def rest_async(label: str) -> None:
-    write_down(label)
-    while not is_released(label):  # noqa: ASYNC110 - the test creates a file
-        await asyncio.sleep(0.005)
 
 
 def record(number: int, point: str, tx: TaskTransaction) -> int:
@@ -274,3 +294,42 @@ async def idle_after_record_async(
             if how == "raise":
                 raise
     return number
+
+
+@app.task("withdraw_by_driver", retry_policy=AGAIN_AFTER_FAULTS)
+def withdraw_by_driver(
+    number: int, driver: str, point: str, label: str, tx: TaskTransaction = INJECTED
+) -> int:
+    """Read the table and write a row in a serializable transaction; the first attempt waits at the point."""
+    with Session(engines[driver]) as session:
+        session.connection(execution_options=SERIALIZABLE)
+        found: int = session.execute(text("SELECT count(*) FROM bookings")).scalar_one()
+        if point == "read" and tx.attempt == 1:
+            rest(label)
+        session.execute(text(INSERT), row_of(tx, number))
+        if point == "written" and tx.attempt == 1:
+            rest(label)
+        tx.record_in(session, found)
+        if point == "recorded" and tx.attempt == 1:
+            rest(label)
+        session.commit()
+    return found
+
+
+@app.task("withdraw_by_driver_async", retry_policy=AGAIN_AFTER_FAULTS)
+async def withdraw_by_driver_async(
+    number: int, driver: str, point: str, label: str, tx: AsyncTaskTransaction = INJECTED
+) -> int:
+    async with async_session(driver) as session:
+        await session.connection(execution_options=SERIALIZABLE)
+        found: int = (await session.execute(text("SELECT count(*) FROM bookings"))).scalar_one()
+        if point == "read" and tx.attempt == 1:
+            await rest_async(label)
+        await session.execute(text(INSERT), row_of(tx, number))
+        if point == "written" and tx.attempt == 1:
+            await rest_async(label)
+        await tx.record_in(session, found)
+        if point == "recorded" and tx.attempt == 1:
+            await rest_async(label)
+        await session.commit()
+    return found

@@ -169,13 +169,25 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
+def _state_of(error: BaseException) -> str | None:
+    """Return the SQLSTATE of an error from any driver; psycopg2 calls it ``pgcode``."""
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+
+
 def _ends_session(error: BaseException) -> bool:
     """Return whether an error, from any driver, means that the session has ended."""
-    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if getattr(error, "connection_invalidated", False):  # SQLAlchemy, for the errors of any driver
+        return True
+    state = _state_of(error)
     if state is None:  # exactly this class, because errors such as PoolTimeout are subclasses
         name = f"{type(error).__module__}.{type(error).__name__}"
         return type(error) is psycopg.OperationalError or name == "psycopg2.OperationalError"
-    return state in _ENDED_SESSIONS or str(state).startswith("08")
+    return state in _ENDED_SESSIONS or state.startswith("08")
+
+
+def _is_of_session(error: BaseException) -> bool:
+    """Return whether the loss of a session may have caused an error."""
+    return isinstance(error, _SESSION_ERRORS) or _ends_session(error)
 
 
 def _is_answer(error: BaseException) -> bool:
@@ -280,7 +292,7 @@ class AttemptRecord:
             return TransactionMisuse(f"record_in cannot use this transaction: {error}")
         if leads_elsewhere(error):
             return TransactionMisuse(_ELSEWHERE)
-        self.was_lost = isinstance(error, _SESSION_ERRORS)
+        self.was_lost = _is_of_session(error)
         return error
 
     def judged(self, returned: Returned, is_session_lost: bool) -> Returned:
@@ -300,10 +312,10 @@ class AttemptRecord:
         causes = list(_causes(error))
         if any(isinstance(one, TransactionMisuse) for one in causes):
             return _NOT_COMMITTED
-        if any(getattr(one, "sqlstate", None) in CONFLICTS for one in causes):
+        if any(_state_of(one) in CONFLICTS for one in causes):
             return _CONFLICT
         if self.was_lost or is_session_lost:
-            is_lost = any(isinstance(one, _SESSION_ERRORS) for one in causes)
+            is_lost = any(map(_is_of_session, causes))
         else:  # after record_in, the session that the task opened itself is checked
             is_lost = self.result is not None and any(map(_ends_session, causes))
         return _LOST if is_lost else None
