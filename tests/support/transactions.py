@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 
-from horsies import TaskOptions
+from horsies import MapNode, TaskOptions
 from tests.support.database import Database
 from tests.support.rows import add_task, ago
 from tests.support.tables import attempts
@@ -129,6 +129,15 @@ def assert_effects_match(connection: Database, task_name: str) -> None:
     wrong = [row for row in rows if {row[2], row[3]} != {int(row[1] == "COMPLETED")}]
     assert rows
     assert not wrong, wrong
+
+
+def assert_map_books(booking: ModuleType, connection: Database, name: str, count: int) -> None:
+    """Check that a map of a task, whose source writes a row as well, writes a row for each item."""
+    source = booking.list_numbers.node()(count=count)
+    mapped = MapNode(getattr(booking, name), over=source, each="before")
+    spec = booking.app.workflow("map", [source, mapped], definition_key="booking.map")
+    assert spec.start().unwrap().get(30_000).is_ok()
+    assert bookings(connection) == [*range(1, count + 1), 1000]
 
 
 def seeded_dice() -> random.Random:

@@ -12,6 +12,7 @@ from tests.support.transactions import (
     APPLICATION,
     TX_ROLE,
     assert_effects_match,
+    assert_map_books,
     bookings,
 )
 from tests.support.wait import wait_until
@@ -35,6 +36,15 @@ def test_coroutines_commit_their_effects_with_their_outcomes(
     assert len(backends(effects, TX_ROLE)) <= 4
     log = worker.log()  # other tests share the worker
     assert [one.task_id for one in handles if f"{one.task_id} dropped" in log] == []
+
+
+@pytest.mark.pooled
+def test_nodes_of_one_run_commit_beside_each_other_in_an_async_child(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    """Each of them locks the run before it records its outcome."""
+    assert_map_books(booking, effects, "book_next_async", 12)
+    assert {one.outcome for one in attempts(effects)} == {"COMPLETED"}
 
 
 def test_a_coroutine_that_does_not_use_its_transaction_opens_no_connection(

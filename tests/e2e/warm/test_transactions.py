@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import psycopg
 import pytest
 
-from horsies import MapNode, TaskStatus, from_node
+from horsies import TaskStatus, from_node
 from tests.support.database import Database, backends
 from tests.support.explained import Doors, codes, the
 from tests.support.tables import attempts, task, tasks, wait_for_status
 from tests.support.transactions import (
     APPLICATION,
     TX_ROLE,
+    assert_map_books,
     bookings,
     closed_gate,
+    open_gate,
     waits_at_gate,
+    waits_for_row,
 )
 from tests.support.wait import wait_until
 from tests.support.workers import Journal, RunningWorker
@@ -272,27 +276,43 @@ def test_rows_that_the_task_commits_before_record_in_stay(
 
 
 @pytest.mark.pooled
+@pytest.mark.parametrize("name", ["book_next", "book_next_async"])
 def test_a_workflow_of_transactions_advances_with_their_commits(
-    worker: RunningWorker, booking: ModuleType, effects: Database
+    worker: RunningWorker, booking: ModuleType, effects: Database, name: str
 ) -> None:
-    first = booking.book_next.node()(before=0)
-    nodes = [first]
+    book_next = getattr(booking, name)
+    nodes = [book_next.node()(before=0)]
     for _ in range(4):
-        nodes.append(booking.book_next.node()(before=from_node(nodes[-1])))
+        nodes.append(book_next.node()(before=from_node(nodes[-1])))
     spec = booking.app.workflow("chain", nodes, output=nodes[-1], definition_key="booking.chain")
     assert spec.start().unwrap().get(30_000).ok_value == 5
     assert bookings(effects) == [1, 2, 3, 4, 5]
 
 
-def test_a_map_of_transactions_writes_every_item_once(
-    worker: RunningWorker, booking: ModuleType, effects: Database
+@pytest.mark.parametrize("name", ["book_next", "book_next_async"])
+def test_a_node_locks_its_run_before_its_own_row(
+    worker: RunningWorker, booking: ModuleType, effects: Database, name: str
 ) -> None:
-    source = booking.list_numbers.node()(count=5)
-    mapped = MapNode(booking.book_next, over=source, each="before")
-    spec = booking.app.workflow("map", [source, mapped], definition_key="booking.map")
-    handle = spec.start().unwrap()
-    assert handle.get(30_000).is_ok()
-    assert bookings(effects) == [1, 2, 3, 4, 5, 1000]
+    """As a worker's turn does, which would deadlock with a node that locks them in another order."""
+    node = getattr(booking, name).node()(before=0)
+    spec = booking.app.workflow("one", [node], output=node, definition_key="booking.one")
+    with closed_gate(effects, "write"):
+        handle = spec.start().unwrap()
+        wait_until(lambda: waits_at_gate(effects))
+        with psycopg.connect(effects.info.dsn) as holder:
+            holder.execute("SELECT FROM horsies_workflows FOR UPDATE")
+            open_gate(effects)
+            wait_until(lambda: waits_for_row(effects))
+            holder.execute("SELECT FROM horsies_tasks FOR UPDATE NOWAIT")
+    assert handle.get(30_000).ok_value == 1
+    assert bookings(effects) == [1]
+
+
+@pytest.mark.parametrize("name", ["book_next", "book_next_async"])
+def test_a_map_of_transactions_writes_every_item_once(
+    worker: RunningWorker, booking: ModuleType, effects: Database, name: str
+) -> None:
+    assert_map_books(booking, effects, name, 5)
 
 
 def test_a_coroutine_in_a_child_for_one_task_commits_too(

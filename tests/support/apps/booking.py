@@ -312,6 +312,12 @@ async def insert_async(tx: AsyncTaskTransaction, number: int) -> None:
     )
 
 
+@app.task("book_next_async")
+async def book_next_async(before: int, tx: AsyncTaskTransaction = INJECTED) -> int:
+    await insert_async(tx, before + 1)
+    return before + 1
+
+
 @app.task("book_async", retry_policy=AGAIN)
 async def book_async(number: int, pause: float, tx: AsyncTaskTransaction = INJECTED) -> int:
     note()
