@@ -52,6 +52,9 @@ WORKER_KILLS, SERVER_CRASHES = max(1, ALL_KILLS // 25), max(1, ALL_KILLS // 100)
 KILLS = ALL_KILLS - WORKER_KILLS - SERVER_CRASHES
 # A child that records its outcome again and again needs tasks: a storm sends more when so few are open.
 FEW_TASKS, MORE_TASKS = 100, 200
+IDLE = "idle session"
+# From this number on, every kind of kill has its share.
+MANY_KILLS = 1_000
 # The nodes of a chain, and the kills until it has ended.
 LINKS, CHAIN_KILLS = (100, 100) if IS_LONG else (10, 5)
 DAWDLE_SECONDS = 10.0 if IS_LONG else 2.0
@@ -549,6 +552,15 @@ class Storm:
         self.dice.choice((self.kill_child, self.end_session))()
         self._begun = self.fleet.journal.length()
 
+    def hits(self) -> int:
+        """Return the number of kills, without the ends of sessions in which no task ran."""
+        return self.kills.total() - self.kills[IDLE]
+
+    def assert_kinds(self, *kinds: str) -> None:
+        """Check that each kind was killed often; among few kills, chance may leave one out."""
+        rare = {kind: self.kills[kind] for kind in kinds if self.kills[kind] < self.hits() / 20}
+        assert self.hits() < MANY_KILLS or not rare, rare
+
     def kill_child(self) -> None:
         rows = self.connection.execute(
             "SELECT worker_pid, task_name FROM horsies_tasks "
@@ -568,9 +580,10 @@ class Storm:
             (TX_ROLE,),
         ).fetchall()
         if rows:
-            pid, name = self.dice.choice(rows)
+            busy = [row for row in rows if row[1] is not None]
+            pid, name = self.dice.choice(busy or rows)
             self.connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
-            self.kills[f"session of {name}" if name else "idle session"] += 1
+            self.kills[f"session of {name}" if name else IDLE] += 1
 
     def rest(self) -> None:
         """Wait a random time, so that kills hit any statement."""
@@ -585,19 +598,20 @@ def test_effects_are_the_completed_tasks_under_kills_of_children_sessions_and_wo
     storm = Storm(fleet, booking, effects)
     worker = start(fleet, *ASYNC, processes=2)
     worker_kills = 0
-    while storm.kills.total() < KILLS:
+    while storm.hits() < KILLS:
         storm.keep_tasks()
         storm.progress()
         storm.rest()
         storm.kill()
-        if storm.kills.total() > (worker_kills + 1) * KILLS / (WORKER_KILLS + 1):
+        if storm.hits() > (worker_kills + 1) * KILLS / (WORKER_KILLS + 1):
             worker.signal(signal.SIGKILL)
             worker.wait()
             worker = start(fleet, *ASYNC, processes=2)
             worker_kills += 1
     wait_until_empty(effects, 120)
     report(effects, storm.kills | {"worker": worker_kills})
-    assert (storm.kills.total(), worker_kills) == (KILLS, WORKER_KILLS)
+    assert (storm.hits(), worker_kills) == (KILLS, WORKER_KILLS)
+    storm.assert_kinds("child", "async child", "session of book", "session of book_async")
     assert_books_match(effects, fleet, "book", "book_async")
     statuses = dict(
         effects.execute(
