@@ -38,6 +38,8 @@ from tests.support.transactions import (
     has_begun,
     journal_of,
     open_gate,
+    open_sessions,
+    receipts,
     report,
     seeded_dice,
     waits_at_gate,
@@ -56,6 +58,7 @@ FEW_TASKS, MORE_TASKS = 100, 200
 IDLE = "idle session"
 # From this number on, every kind of kill has its share.
 MANY_KILLS = 1_000
+PROGRESS_SECONDS = 5.0
 # The nodes of a chain, and the kills until it has ended.
 LINKS, CHAIN_KILLS = (100, 100) if IS_LONG else (10, 5)
 DAWDLE_SECONDS = 10.0 if IS_LONG else 2.0
@@ -85,27 +88,30 @@ def start(fleet: Fleet, *options: str, processes: int = 1, url: str | None = Non
     )
 
 
-@pytest.mark.parametrize("point", ["write", "commit"])
-@pytest.mark.parametrize("name", ["book", "book_async"])
+@pytest.mark.parametrize("point", ["begin", "write", "commit"])
+@pytest.mark.parametrize("is_async", [False, True])
 def test_a_child_killed_inside_its_transaction_leaves_nothing(
-    fleet: Fleet, booking: ModuleType, effects: Database, name: str, point: str
+    fleet: Fleet,
+    booking: ModuleType,
+    effects: Database,
+    journal: Journal,
+    is_async: bool,
+    point: str,
 ) -> None:
-    """Before its outcome is recorded, or between that and the commit."""
+    """Before its first statement, before its outcome is recorded, or between that and the commit."""
     start(fleet, *ASYNC)
-    with closed_gate(effects, point):
-        sent = getattr(booking, name).send(1, 0.0).unwrap()
-        wait_until(lambda: waits_at_gate(effects))
-        os.kill(child_of(effects, sent.task_id), signal.SIGKILL)
+    with held_at(effects, booking, journal, point, is_async) as task_id:
+        os.kill(child_of(effects, task_id), signal.SIGKILL)
         # The server notices that its client is gone, and the worker records the crash, behind a closed gate.
-        wait_until(lambda: attempts(effects, sent.task_id))
-        (first,) = attempts(effects, sent.task_id)
+        wait_until(lambda: attempts(effects, task_id))
+        (first,) = attempts(effects, task_id)
         assert (first.outcome, first.error_code) == ("WORKER_FAILURE", "WORKER_CRASHED")
-        assert bookings(effects) == []
-        open_gate(effects)
-        assert sent.get(30_000).ok_value == 1
+        assert bookings(effects) == receipts(effects) == []
+        journal.release("begin")
+    wait_for_status(effects, task_id, "COMPLETED")
     assert effects.execute("SELECT number, attempt FROM bookings").fetchall() == [(1, 2)]
+    assert receipts(effects) == [1]
     wait_until_empty(effects)
-    assert_effects_match(effects, name)
 
 
 @pytest.mark.parametrize("name", ["book", "book_async"])
@@ -253,6 +259,7 @@ def has_run(connection: Database, task_id: str, seconds: float) -> bool:
     ("point", "is_async"),
     [
         ("begin", False),
+        ("begin", True),
         ("write", False),
         ("write", True),
         ("record", False),
@@ -283,7 +290,10 @@ def test_a_worker_that_stops_at_a_statement_leaves_one_effect(
     start(fleet)
     wait_for_status(effects, task_id, "COMPLETED")
     wait_until_empty(effects)
-    assert bookings(effects) == [1]
+    assert bookings(effects) == receipts(effects) == [1]
+    tokens = [int(one.label) for one in journal.lines("token", task_id)]
+    assert len(tokens) == (2 if wanted == "PENDING" else 1)
+    assert tokens == sorted(set(tokens)), "a later attempt has a greater token"
 
 
 @contextmanager
@@ -292,13 +302,12 @@ def held_at(
 ) -> Iterator[str]:
     """A task that waits at one of its statements until the end of the block."""
     send = booking.book_or_return_async.send if is_async else booking.book_or_return.send
-    arguments = (1,) if is_async else (1, "begin" if point == "begin" else "")
     with ExitStack() as stack:
         if point in ("write", "commit"):
             stack.enter_context(closed_gate(connection, point))
         elif point == "record":
             stack.enter_context(closed_gate(connection, "write"))
-        sent = send(*arguments).unwrap()
+        sent = send(1, "begin" if point == "begin" else "").unwrap()
         if point == "begin":
             wait_until(lambda: journal.lines("begin"))
         else:
@@ -539,7 +548,14 @@ class Storm:
         """Wait until an attempt has begun since the last kill, so that no kill hits the start of a child
         that the one before it has caused.
         """
-        wait_until(lambda: self.fleet.journal.length() > self._begun or not self.pending())
+        ends_at = time.monotonic() + PROGRESS_SECONDS
+        wait_until(
+            lambda: (
+                self.fleet.journal.length() > self._begun
+                or not self.pending()
+                or time.monotonic() > ends_at
+            )
+        )
 
     def kill(self) -> None:
         """Kill a child or end a session, if there is one; note which, and how far the tasks have come."""
@@ -643,25 +659,31 @@ def test_effects_are_the_completed_tasks_when_the_server_crashes(
 
 @pytest.mark.timeout(600 if IS_LONG else 120)
 def test_a_chain_of_transactions_under_kills_has_the_effect_of_every_node_once(
-    fleet: Fleet, booking: ModuleType, effects: Database
+    fleet: Fleet, booking: ModuleType, effects: Database, journal: Journal
 ) -> None:
-    nodes = [booking.book_link.node()(before=0)]
-    for _ in range(LINKS - 1):
-        nodes.append(booking.book_link.node()(before=from_node(nodes[-1])))
+    nodes = [booking.book_link.node()(before=0, label="")]
+    for number in range(1, LINKS):
+        label = "last" if number == LINKS - 1 else ""
+        nodes.append(booking.book_link.node()(before=from_node(nodes[-1]), label=label))
     spec = booking.app.workflow("links", nodes, output=nodes[-1], definition_key="booking.links")
     storm = Storm(fleet, booking, effects)
     start(fleet, processes=2)
     handle = spec.start().unwrap()
-    while storm.kills.total() < CHAIN_KILLS and storm.pending():
+    while storm.hits() < CHAIN_KILLS:
         storm.progress()
         storm.rest()
         storm.kill()
+    journal.release("last")
     assert handle.get(120_000).ok_value == LINKS
     wait_until_empty(effects)
     report(effects, storm.kills)
-    assert bookings(effects) == list(range(1, LINKS + 1))
-    completed = [one.task_id for one in attempts(effects) if one.outcome == "COMPLETED"]
-    assert len(completed) == len(set(completed)) == LINKS
+    assert bookings(effects) == receipts(effects) == list(range(1, LINKS + 1))
+    rows = effects.execute(
+        "SELECT count(*), count(DISTINCT task_id) FROM horsies_task_attempts AS attempt "
+        "JOIN horsies_tasks AS task ON task.id = task_id "
+        "WHERE outcome = 'COMPLETED' AND task_name = 'book_link'"
+    ).fetchall()
+    assert rows == [(LINKS, LINKS)]
     begun = journal_of(fleet)
     assert set(begun.values()) == {1}
 

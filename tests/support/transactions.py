@@ -123,6 +123,14 @@ def bookings(connection: Database) -> list[int]:
     return [number for (number,) in rows]
 
 
+def receipts(connection: Database) -> list[int]:
+    """Return the numbers of the receipts that tasks have sent."""
+    rows = connection.execute(
+        "SELECT (args::json->>0)::integer FROM horsies_tasks WHERE task_name = 'receipt' ORDER BY 1"
+    ).fetchall()
+    return [number for (number,) in rows]
+
+
 def assert_effects_match(connection: Database, task_name: str) -> None:
     """Check that each completed task has one effect and one receipt, and every other task has neither."""
     rows = connection.execute(_DIFFERENCES, (task_name,)).fetchall()

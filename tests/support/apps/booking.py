@@ -31,7 +31,7 @@ from tests.support.workers import DATABASE_VARIABLE, JOURNAL_VARIABLE
 
 app = Horsies(read_config())
 AGAIN = RetryPolicy.fixed(
-    [0.02] * 100, auto_retry_for=["WORKER_CRASHED", "TRANSACTION_LOST"], jitter=False
+    [0.02] * 100, auto_retry_for=["WORKER_CRASHED", "TRANSACTION_LOST", "AGAIN"], jitter=False
 )
 AGAIN_AFTER_CONFLICTS = RetryPolicy.fixed(
     [0.02] * 5, auto_retry_for=["TRANSACTION_CONFLICT"], jitter=False
@@ -103,11 +103,15 @@ def book_in_turn(number: int, label: str, tx: TaskTransaction = INJECTED) -> int
 
 
 @app.task("book_link", retry_policy=AGAIN)
-def book_link(before: int, tx: TaskTransaction = INJECTED) -> int:
-    """Book as one node of a chain whose workers are killed."""
+def book_link(before: int, label: str, tx: TaskTransaction = INJECTED) -> int:
+    """Book and send a receipt as one node of a chain whose workers are killed; the last node stays inside
+    its transaction until the test releases its label.
+    """
     note()
     insert(tx, before + 1)
-    time.sleep(0.002)
+    receipt.with_options(transaction=tx).enqueue(before + 1, 0.0)
+    while label and not is_released(label):
+        tx.connection.execute("SELECT pg_sleep(0.01)")  # this fails if the session was ended
     return before + 1
 
 
@@ -377,18 +381,24 @@ def book_in_time(number: int, tx: TaskTransaction = INJECTED) -> int:
     return number
 
 
-@app.task("book_or_return", on_stop="requeue")
+@app.task("book_or_return", on_stop="requeue", retry_policy=AGAIN)
 def book_or_return(number: int, label: str, tx: TaskTransaction = INJECTED) -> int:
     """Return the task to its queue if the worker stops; the next attempt runs elsewhere."""
+    write_down("token", str(tx.fencing_token))
     if label:
         rest(label)
     insert(tx, number)
+    receipt.with_options(transaction=tx).enqueue(number, 0.0)
     return number
 
 
-@app.task("book_or_return_async", on_stop="requeue")
-async def book_or_return_async(number: int, tx: AsyncTaskTransaction = INJECTED) -> int:
+@app.task("book_or_return_async", on_stop="requeue", retry_policy=AGAIN)
+async def book_or_return_async(number: int, label: str, tx: AsyncTaskTransaction = INJECTED) -> int:
+    write_down("token", str(tx.fencing_token))
+    if label:
+        await rest_async(label)
     await insert_async(tx, number)
+    await receipt.with_options(transaction=tx).enqueue_async(number, 0.0)
     return number
 
 
