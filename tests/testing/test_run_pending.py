@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 from horsies import (
     INJECTED,
     AnyNode,
     AppConfig,
+    AsyncTaskTransaction,
     DailySchedule,
     Horsies,
     IntervalSchedule,
@@ -33,7 +35,7 @@ from horsies import (
     current_task,
     from_node,
 )
-from horsies.testing import clock_of, run_pending, run_pending_async
+from horsies.testing import PendingRun, clock_of, run_pending, run_pending_async
 from tests.support.database import Database
 
 HOUR = timedelta(hours=1)
@@ -366,20 +368,60 @@ def test_a_scheduled_task_commits_its_effects_with_its_outcome(
     connection.execute("DROP TABLE booked")
 
 
+BOOK = "INSERT INTO booked VALUES (%s)"
+
+
+def refuse_below_zero(number: int) -> int:
+    if number < 0:
+        raise ValueError("no")
+    return number
+
+
+def define_booking(app: Horsies, way: str, url: str) -> Any:
+    """A task that writes a number through `tx`, or records its outcome in a transaction of its own."""
+
+    @app.task("tx")
+    def book(number: int, tx: TaskTransaction = INJECTED) -> int:
+        tx.connection.execute(BOOK, (number,))
+        return refuse_below_zero(number)
+
+    @app.task("async tx")
+    async def book_async(number: int, tx: AsyncTaskTransaction = INJECTED) -> int:
+        connection = await tx.connection()
+        await connection.execute(BOOK, (number,))
+        return refuse_below_zero(number)
+
+    @app.task("record_in")
+    def record(number: int, tx: TaskTransaction = INJECTED) -> int:
+        with psycopg.connect(url) as connection:
+            connection.execute(BOOK, (number,))
+            return tx.record_in(connection, refuse_below_zero(number))
+
+    @app.task("async record_in")
+    async def record_async(number: int, tx: AsyncTaskTransaction = INJECTED) -> int:
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            await connection.execute(BOOK, (number,))
+            return await tx.record_in(connection, refuse_below_zero(number))
+
+    tasks = {one.task_name: one for one in (book, book_async, record, record_async)}
+    return tasks[way]
+
+
+async def on_a_loop(app: Horsies) -> PendingRun:
+    done = await run_pending_async(app)
+    await app.close_async()
+    return done
+
+
+@pytest.mark.parametrize("is_on_loop", [False, True])
+@pytest.mark.parametrize("way", ["tx", "async tx", "record_in", "async record_in"])
 def test_a_transaction_commits_with_the_outcome_or_is_rolled_back(
-    app: Horsies, connection: Database
+    app: Horsies, connection: Database, process_url: str, way: str, is_on_loop: bool
 ) -> None:
     connection.execute("DROP TABLE IF EXISTS booked; CREATE TABLE booked (number int)")
-
-    @app.task("book")
-    def book(number: int, tx: TaskTransaction = INJECTED) -> int:
-        tx.connection.execute("INSERT INTO booked VALUES (%s)", (number,))
-        if number < 0:
-            raise ValueError("no")
-        return number
-
+    book = define_booking(app, way, process_url)
     handles = [book.enqueue(1), book.enqueue(-1)]
-    done = run_pending(app)
+    done = asyncio.run(on_a_loop(app)) if is_on_loop else run_pending(app)
     assert (done.completed, done.failed) == (1, 1)
     assert handles[0].result() == 1
     assert connection.execute("SELECT number FROM booked").fetchall() == [(1,)]

@@ -10,7 +10,7 @@ import pytest
 from horsies import TaskStatus, from_node
 from tests.support.database import Database, backends
 from tests.support.explained import Doors, codes, the
-from tests.support.tables import attempts, task, tasks, wait_for_status
+from tests.support.tables import attempts, task, tasks, wait_for_status, wait_until_empty
 from tests.support.transactions import (
     APPLICATION,
     TX_ROLE,
@@ -61,6 +61,32 @@ def test_a_failure_rolls_back_and_is_recorded_alone(
     assert bookings(effects) == []
     (attempt,) = attempts(effects, sent.task_id)
     assert (attempt.outcome, attempt.error_code) == ("FAILED", code)
+
+
+@pytest.mark.parametrize("how", ["return", "raise"])
+@pytest.mark.parametrize("name", ["book_and_start", "book_and_start_async"])
+def test_a_run_starts_with_the_commit_of_its_task_or_not_at_all(
+    worker: RunningWorker, booking: ModuleType, effects: Database, name: str, how: str
+) -> None:
+    sent = getattr(booking, name).send(1, how).unwrap()
+    assert sent.get(30_000).is_ok() is (how == "return")
+    wait_until_empty(effects)
+    statuses = effects.execute("SELECT status FROM horsies_workflows").fetchall()
+    assert (bookings(effects), statuses) == (
+        ([1], [("COMPLETED",)]) if how == "return" else ([], [])
+    )
+
+
+@pytest.mark.parametrize("name", ["tell_token", "tell_token_async"])
+def test_the_fencing_token_rises_with_every_attempt(
+    worker: RunningWorker, booking: ModuleType, effects: Database, journal: Journal, name: str
+) -> None:
+    sent = getattr(booking, name).send(3).unwrap()
+    assert sent.get(30_000).is_ok()
+    lines = journal.lines("token", sent.task_id)
+    assert [one.attempt for one in lines] == [1, 2, 3]
+    tokens = [int(one.label) for one in lines]
+    assert tokens == sorted(set(tokens))
 
 
 def test_a_transaction_that_is_not_used_opens_no_connection(

@@ -156,6 +156,23 @@ def unused(number: int, tx: TaskTransaction = INJECTED) -> int:
     return number + tx.fencing_token - tx.attempt
 
 
+def try_again(attempt: int, tries: int, token: int) -> None:
+    """Record the attempt's fencing token; fail before the last attempt."""
+    write_down("token", str(token))
+    if attempt < tries:
+        raise TaskFailed("AGAIN", "not the last attempt")
+
+
+@app.task("tell_token", retry_policy=AGAIN)
+def tell_token(tries: int, tx: TaskTransaction = INJECTED) -> None:
+    try_again(tx.attempt, tries, tx.fencing_token)
+
+
+@app.task("tell_token_async", retry_policy=AGAIN)
+async def tell_token_async(tries: int, tx: AsyncTaskTransaction = INJECTED) -> None:
+    try_again(tx.attempt, tries, tx.fencing_token)
+
+
 @app.task("optional")
 def optional(number: int, tx: TaskTransaction | None = None) -> int:
     assert tx is not None
@@ -261,6 +278,8 @@ def book_in_session(number: int, how: str, tx: TaskTransaction = INJECTED) -> in
             tx.connection.execute("SELECT 1")
         elif how == "commit before":
             session.commit()
+        elif how == "in turn":
+            rest(f"{how} {tx.attempt}")
         result = tx.record_in(session, "a text" if how == "wrong type" else number)
         if how == "roll back":
             session.rollback()
@@ -303,6 +322,21 @@ def book_next(before: int, tx: TaskTransaction = INJECTED) -> int:
     return before + 1
 
 
+def receipt_run(number: int) -> Any:
+    """A run of one node; builders with a precise return type are checked when the worker starts."""
+    node = receipt.node()(number=number, pause=0.0)
+    return app.workflow("receipt", [node], definition_key="booking.receipt")
+
+
+@app.task("book_and_start")
+def book_and_start(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
+    insert(tx, number)
+    receipt_run(number).start(transaction=tx).unwrap()
+    if how == "raise":
+        raise ValueError("no")
+    return number
+
+
 @app.task("list_numbers")
 def list_numbers(count: int, tx: TaskTransaction = INJECTED) -> list[int]:
     insert(tx, 1000)
@@ -332,6 +366,22 @@ async def book_async(number: int, pause: float, tx: AsyncTaskTransaction = INJEC
     return number
 
 
+@app.task("book_and_start_async")
+async def book_and_start_async(number: int, how: str, tx: AsyncTaskTransaction = INJECTED) -> int:
+    await insert_async(tx, number)
+    (await receipt_run(number).start_async(transaction=tx)).unwrap()
+    if how == "raise":
+        raise ValueError("no")
+    return number
+
+
+@app.task("book_in_turn_async", retry_policy=AGAIN)
+async def book_in_turn_async(number: int, label: str, tx: AsyncTaskTransaction = INJECTED) -> int:
+    await insert_async(tx, number)
+    await rest_async(f"{label} {tx.attempt}")
+    return number
+
+
 @app.task("misuse_async")
 async def misuse_async(number: int, how: str, tx: AsyncTaskTransaction = INJECTED) -> int:
     await insert_async(tx, number)
@@ -354,7 +404,7 @@ async def unused_async(number: int, tx: AsyncTaskTransaction = INJECTED) -> int:
     return number + tx.fencing_token - tx.attempt
 
 
-@app.task("book_in_async_session")
+@app.task("book_in_async_session", retry_policy=AGAIN)
 async def book_in_async_session(number: int, how: str, tx: AsyncTaskTransaction = INJECTED) -> int:
     engine = create_async_engine(ALCHEMY_URL, poolclass=NullPool, connect_args=OWN_SESSIONS)
     async with AsyncSession(engine) as session:
@@ -362,6 +412,8 @@ async def book_in_async_session(number: int, how: str, tx: AsyncTaskTransaction 
         await session.execute(text("INSERT INTO bookings VALUES (:number, :attempt, :id)"), row)
         if how == "commit before":
             await session.commit()
+        elif how == "in turn":
+            await rest_async(f"{how} {tx.attempt}")
         result = await tx.record_in(session, number)
         if how == "roll back":
             await session.rollback()
