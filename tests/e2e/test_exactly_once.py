@@ -61,6 +61,8 @@ MANY_KILLS = 1_000
 PROGRESS_SECONDS = 5.0
 # The nodes of a chain, and the kills until it has ended.
 LINKS, CHAIN_KILLS = (100, 100) if IS_LONG else (10, 5)
+# Tasks that commit by `tx`, or by `record_in`.
+IN_TURN = ("book_in_turn", "book_in_turn_async", "book_in_session", "book_in_async_session")
 DAWDLE_SECONDS = 10.0 if IS_LONG else 2.0
 
 
@@ -382,32 +384,47 @@ def test_a_frozen_child_that_wakes_up_rolls_back(
     fleet: Fleet, booking: ModuleType, effects: Database, journal: Journal, successor: str
 ) -> None:
     effects.execute("ALTER TABLE bookings DROP CONSTRAINT once")
-    zombie = start(fleet)
-    sent = booking.book_in_turn.send(1, "frozen").unwrap()
-    wait_until(lambda: journal.lines("frozen 1"))
-    child, _ = stop_family(zombie, effects, sent.task_id)
-    (session,) = backends(effects, f"{TX_ROLE}{sent.task_id}")
-    start(fleet)
-    wait_until(lambda: journal.lines("frozen 2"), 60)
-    journal.release("frozen 1")
+    zombie = start(fleet, *ASYNC, processes=2)
+    ids = [
+        getattr(booking, name).send(number, "in turn").unwrap().task_id
+        for number, name in enumerate(IN_TURN)
+    ]
+    wait_until(lambda: len(journal.lines("in turn 1")) == len(ids))
+    frozen = open_sessions(effects)
+    assert len(frozen) == len(ids)
+    *children, _ = stop_family(zombie, effects, *ids)
+    start(fleet, *ASYNC, processes=2)
+    wait_until(lambda: len(journal.lines("in turn 2")) == len(ids), 60)
+    journal.release("in turn 1")
     if successor == "has ended":
-        journal.release("frozen 2")
-        assert sent.get(30_000).ok_value == 1
-    assert session in backends(effects, f"{TX_ROLE}{sent.task_id}"), "its transaction is open"
-    os.kill(child, signal.SIGCONT)
-    # The transaction ends while the worker of the child is still frozen.
-    wait_until(lambda: session not in backends(effects, f"{TX_ROLE}{sent.task_id}"))
-    assert bookings(effects) == ([1] if successor == "has ended" else [])
-    wait_until(lambda: "belongs to another worker now; its rows were rolled back" in zombie.log())
+        journal.release("in turn 2")
+        for one in ids:
+            wait_for_status(effects, one, "COMPLETED")
+    assert frozen <= open_sessions(effects), "their transactions are open"
+    for child in children:
+        os.kill(child, signal.SIGCONT)
+    # The transactions end while the worker of the children is still frozen.
+    wait_until(lambda: not frozen & open_sessions(effects))
+    numbers = list(range(len(ids)))
+    assert bookings(effects) == (numbers if successor == "has ended" else [])
+    wait_until(lambda: all(has_lost(zombie, one) for one in ids))
     zombie.signal(signal.SIGCONT)
-    # The report of its child, or the loss of the whole worker, whichever the worker notices first.
+    # The reports of its children, or the loss of the whole worker, whichever the worker notices first.
     lost = ("its transaction was rolled back", "declared this worker lost")
     wait_until(lambda: any(text in zombie.log() for text in lost))
-    journal.release("frozen 2")
-    assert sent.get(30_000).ok_value == 1
-    assert effects.execute("SELECT attempt FROM bookings").fetchall() == [(2,)]
-    ends = [(one.attempt, one.outcome) for one in attempts(effects, sent.task_id)]
-    assert ends == [(1, "WORKER_FAILURE"), (2, "COMPLETED")]
+    journal.release("in turn 2")
+    for one in ids:
+        wait_for_status(effects, one, "COMPLETED")
+        ends = [(end.attempt, end.outcome) for end in attempts(effects, one)]
+        assert ends == [(1, "WORKER_FAILURE"), (2, "COMPLETED")]
+    rows = effects.execute("SELECT number, attempt FROM bookings ORDER BY number").fetchall()
+    assert rows == [(number, 2) for number in numbers]
+
+
+def has_lost(worker: RunningWorker, task_id: str) -> bool:
+    """Return whether a child has found that another worker has the task."""
+    lines = worker.log().splitlines()
+    return any(task_id in one and "belongs to another worker now" in one for one in lines)
 
 
 def test_every_slot_of_a_schedule_has_its_effect_once_when_a_child_is_killed(

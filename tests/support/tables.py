@@ -173,16 +173,19 @@ def kill_a_busy_child(worker: RunningWorker, connection: Database) -> None:
     wait_until(has_lost_an_attempt)
 
 
-def stop_family(worker: RunningWorker, connection: Database, task_id: str) -> list[int]:
-    """Freeze a worker and the task's child, and end the worker's session."""
-    (child,) = connection.execute(
-        "SELECT worker_pid FROM horsies_tasks WHERE id = %s", (task_id,)
-    ).fetchone() or (0,)
-    os.kill(child, signal.SIGSTOP)
+def stop_family(worker: RunningWorker, connection: Database, *task_ids: str) -> list[int]:
+    """Freeze a worker and the children of these tasks, and end the worker's session."""
+    rows = connection.execute(
+        "SELECT DISTINCT worker_pid FROM horsies_tasks WHERE id = ANY(%s::uuid[])",
+        (list(task_ids),),
+    )
+    children = [pid for (pid,) in rows]
+    for child in children:
+        os.kill(child, signal.SIGSTOP)
     worker.signal(signal.SIGSTOP)
     for pid in backends(connection, "horsies:turn"):
         connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
-    return [child, worker.pid]
+    return [*children, worker.pid]
 
 
 WITNESS = """

@@ -90,6 +90,16 @@ def _waiting(connection: Database, role: str, *events: str) -> list[int]:
     return [pid for (pid,) in rows]
 
 
+def open_sessions(connection: Database) -> set[int]:
+    """Return the sessions in whose transactions tasks are, `tx.connection` and those that they opened."""
+    rows = connection.execute(
+        "SELECT pid FROM pg_stat_activity WHERE (application_name LIKE %s OR application_name = %s) "
+        "AND xact_start IS NOT NULL AND datname = current_database()",
+        (TX_ROLE, OWN_ROLE),
+    )
+    return {pid for (pid,) in rows}
+
+
 def idle_sessions(connection: Database) -> list[int]:
     """Return the sessions of tasks that are idle inside a transaction that the task opened itself."""
     rows = connection.execute(
