@@ -69,12 +69,12 @@ def test_a_failure_of_any_kind_leaves_nothing_plain_in_an_encrypted_database(
     """Neither in its tables nor in a statement, which the server may log with its values."""
     environment = {"HORSIES_TEST_KEYS": KEY}
     with Proxy(process_url) as proxy, closing(careless.make([KEY], database_url=proxy.url)) as app:
-        proxy.questions = []
+        proxy.questions = {}
         fleet.start(
             application=APPLICATION, config=LOGS, environment=environment, database_url=proxy.url
         )
         fail_in_every_way(careless, app, connection)
-        sent = bytes(b"\n".join(proxy.questions))
+        sent = bytes(b"\n".join(proxy.questions.values()))
     assert leaks(connection, SECRET) == {}
     around = [sent[one.start() - 80 : one.end() + 20] for one in re.finditer(SECRET.encode(), sent)]
     assert around == []

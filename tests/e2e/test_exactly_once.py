@@ -190,6 +190,53 @@ def test_a_commit_whose_answer_is_lost_counts_if_it_took_place(
     assert_effects_match(gate, name)
 
 
+@pytest.mark.direct("a pooler has connections of its own")
+def test_a_commit_that_a_cut_connection_interrupts_leaves_nothing(
+    fleet: Fleet, booking: ModuleType, gate: Database, process_url: str
+) -> None:
+    """The server waits inside COMMIT, and rolls back when it notices that its client is gone."""
+    with Proxy(process_url) as proxy:
+        start(fleet, *ASYNC, url=proxy.url)
+        sent = [booking.book.send(1, 0.0).unwrap(), booking.book_async.send(2, 0.0).unwrap()]
+        wait_until(lambda: len(waits_at_gate(gate)) == 2)
+        proxy.cut()
+        for one in sent:
+            wait_until(lambda one=one: attempts(gate, one.task_id))  # type: ignore[misc]
+            assert attempts(gate, one.task_id)[0].error_code == "TRANSACTION_LOST"
+        assert bookings(gate) == []
+        open_gate(gate)
+        assert [one.get(30_000).ok_value for one in sent] == [1, 2]
+        wait_until_empty(gate)
+    rows = gate.execute("SELECT number, attempt FROM bookings ORDER BY number").fetchall()
+    assert rows == [(1, 2), (2, 2)]
+    for name in ("book", "book_async"):
+        assert_effects_match(gate, name)
+
+
+@pytest.mark.direct("a pooler has connections of its own")
+def test_a_commit_that_goes_on_without_its_client_counts(
+    fleet: Fleet, booking: ModuleType, gate: Database, process_url: str
+) -> None:
+    """The server waits inside COMMIT, and does not notice that its client is gone."""
+    with Proxy(process_url) as proxy:
+        proxy.questions = {}
+        worker = start(fleet, *ASYNC, url=proxy.url)
+        sent = [booking.book.send(1, 0.0).unwrap(), booking.book_async.send(2, 0.0).unwrap()]
+        wait_until(lambda: len(waits_at_gate(gate)) == 2)
+        for one in sent:
+            proxy.desert(f"{one.task_id}/".encode())
+        # The statement of the worker, which takes the tasks for lost, waits behind the outcomes.
+        wait_until(lambda: waits_for_row(gate, "horsies:turn"))
+        open_gate(gate)
+        assert [one.get(30_000).ok_value for one in sent] == [1, 2]
+        wait_until_empty(gate)
+    ends = [end.outcome for one in sent for end in attempts(gate, one.task_id)]
+    assert ends == ["COMPLETED", "COMPLETED"]
+    assert "dropped" not in worker.log()
+    for name in ("book", "book_async"):
+        assert_effects_match(gate, name)
+
+
 @pytest.mark.direct("a pooler answers for a session that was ended")
 @pytest.mark.parametrize("at_commit", [True, False])
 def test_a_task_whose_session_is_ended_is_tried_again(
@@ -563,7 +610,7 @@ class Storm:
 
     def progress(self) -> None:
         """Wait until an attempt has begun since the last kill, so that no kill hits the start of a child
-        that the one before it has caused.
+        that the one before it has caused. None begins if the kill has hit nothing and the tasks wait.
         """
         ends_at = time.monotonic() + PROGRESS_SECONDS
         wait_until(

@@ -46,8 +46,8 @@ class Proxy:
         self.rewrite: Callable[[bytes], bytes] = bytes
         # While set, every notification is dropped; all other messages pass.
         self.is_silent = False
-        # The bytes that clients have sent, by connection, or None to keep nothing.
-        self.questions: list[bytearray] | None = None
+        # The bytes that each client has sent, or None to keep nothing.
+        self.questions: dict[socket.socket, bytearray] | None = None
         self.swallowed = threading.Event()
 
     @property
@@ -100,6 +100,14 @@ class Proxy:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
+    def desert(self, marker: bytes) -> None:
+        """Cut the client that has sent these bytes; the server is not told, and goes on with its request."""
+        assert self.questions is not None
+        (client,) = [one for one, sent in list(self.questions.items()) if marker in sent]
+        with self._lock:
+            self._sockets.remove(client)
+        client.shutdown(socket.SHUT_RDWR)
+
     def pause(self) -> None:
         """Hold all traffic; connections stay open, and new connections are accepted."""
         self._is_flowing.clear()
@@ -147,15 +155,18 @@ class Proxy:
     def _forward_questions(self, client: socket.socket, server: socket.socket) -> None:
         kept = bytearray()
         if self.questions is not None:
-            self.questions.append(kept)
+            self.questions[client] = kept
         with suppress(OSError), client:
             while data := client.recv(65536):
                 if self.questions is not None:
                     kept += data
                 self._is_flowing.wait()
                 server.sendall(data)
-        with suppress(OSError):
-            server.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            is_told = client in self._sockets
+        if is_told:
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
 
     def _forward_answers(self, server: socket.socket, client: socket.socket) -> None:
         with suppress(OSError), server:
