@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import ModuleType
@@ -580,9 +581,12 @@ def test_a_task_whose_server_restarts_is_tried_again(
 class Storm:
     """Tasks under kills at random instants."""
 
-    def __init__(self, fleet: Fleet, booking: ModuleType, connection: Database) -> None:
+    def __init__(
+        self, fleet: Fleet, booking: ModuleType, connection: Database, proxy: Proxy | None = None
+    ) -> None:
         self.dice = seeded_dice()
         self.fleet, self.booking, self.connection = fleet, booking, connection
+        self.proxy = proxy
         self.number = 0
         self.kills: Counter[str] = Counter()
         self._begun = 0
@@ -622,8 +626,11 @@ class Storm:
         )
 
     def kill(self) -> None:
-        """Kill a child or end a session, if there is one; note which, and how far the tasks have come."""
-        self.dice.choice((self.kill_child, self.end_session))()
+        """Kill a child, end a session or lose an answer, if there is one; note which, and how far the tasks
+        have come.
+        """
+        ways = [self.kill_child, self.end_session]
+        self.dice.choice([*ways, self.lose_answer] if self.proxy else ways)()
         self._begun = self.fleet.journal.length()
 
     def hits(self) -> int:
@@ -659,6 +666,13 @@ class Storm:
             self.connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
             self.kills[f"session of {name}" if name else IDLE] += 1
 
+    def lose_answer(self) -> None:
+        """Cut a connection, of a child or of the worker, instead of delivering the answer to its COMMIT."""
+        assert self.proxy is not None
+        self.proxy.swallow_answer_with(b"COMMIT\0")
+        assert self.proxy.swallowed.wait(60)
+        self.kills["lost answer"] += 1
+
     def rest(self) -> None:
         """Wait a random time, so that kills hit any statement."""
         deadline = self.dice.uniform(0.0, 0.12)
@@ -669,9 +683,28 @@ class Storm:
 def test_effects_are_the_completed_tasks_under_kills_of_children_sessions_and_workers(
     fleet: Fleet, booking: ModuleType, effects: Database
 ) -> None:
-    storm = Storm(fleet, booking, effects)
-    worker = start(fleet, *ASYNC, processes=2)
-    worker_kills = 0
+    with Proxy(fleet.way.url) as proxy:
+        fleet.route = replace(fleet.way, url=proxy.url)
+        storm = Storm(fleet, booking, effects, proxy)
+        worker_kills = rage(storm)
+        wait_until_empty(effects, 120)
+    report(effects, storm.kills | {"worker": worker_kills})
+    assert (storm.hits(), worker_kills) == (KILLS, WORKER_KILLS)
+    storm.assert_kinds(
+        "child", "async child", "session of book", "session of book_async", "lost answer"
+    )
+    assert_books_match(effects, fleet, "book", "book_async")
+    statuses = dict(
+        effects.execute(
+            "SELECT status, count(*) FROM horsies_tasks WHERE task_name LIKE 'book%' GROUP BY 1"
+        ).fetchall()
+    )
+    assert statuses == {"COMPLETED": storm.number}
+
+
+def rage(storm: Storm) -> int:
+    """Kill until all kills are done; return how many workers were killed, and leave one running."""
+    worker, worker_kills = start(storm.fleet, *ASYNC, processes=2), 0
     while storm.hits() < KILLS:
         storm.keep_tasks()
         storm.progress()
@@ -680,19 +713,9 @@ def test_effects_are_the_completed_tasks_under_kills_of_children_sessions_and_wo
         if storm.hits() > (worker_kills + 1) * KILLS / (WORKER_KILLS + 1):
             worker.signal(signal.SIGKILL)
             worker.wait()
-            worker = start(fleet, *ASYNC, processes=2)
+            worker = start(storm.fleet, *ASYNC, processes=2)
             worker_kills += 1
-    wait_until_empty(effects, 120)
-    report(effects, storm.kills | {"worker": worker_kills})
-    assert (storm.hits(), worker_kills) == (KILLS, WORKER_KILLS)
-    storm.assert_kinds("child", "async child", "session of book", "session of book_async")
-    assert_books_match(effects, fleet, "book", "book_async")
-    statuses = dict(
-        effects.execute(
-            "SELECT status, count(*) FROM horsies_tasks WHERE task_name LIKE 'book%' GROUP BY 1"
-        ).fetchall()
-    )
-    assert statuses == {"COMPLETED": storm.number}
+    return worker_kills
 
 
 @pytest.mark.timeout(1800 if IS_LONG else 180)

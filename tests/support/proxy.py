@@ -101,7 +101,7 @@ class Proxy:
                 one.shutdown(socket.SHUT_RDWR)
 
     def desert(self, marker: bytes) -> None:
-        """Cut the client that has sent these bytes; the server is not told, and goes on with its request."""
+        """Cut the client that has sent these bytes; the server is not told, and completes its request."""
         assert self.questions is not None
         (client,) = [one for one, sent in list(self.questions.items()) if marker in sent]
         with self._lock:
