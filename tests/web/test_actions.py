@@ -203,6 +203,19 @@ def order_of(page: httpx.Response) -> str:
     return found[1]
 
 
+def test_the_list_links_to_the_orders_that_its_statuses_allow(anna: Visitor) -> None:
+    linked = {
+        query: re.findall(r"/orders/new\?verb=(\w+)", anna.get(f"/tasks{query}").text)
+        for query in ("", "?status=FAILED", "?status=PENDING", "?status=FAILED&status=PENDING")
+    }
+    assert [*linked.values()] == [
+        ["retry_task", "cancel_task"],
+        ["retry_task"],
+        ["cancel_task"],
+        [],
+    ]
+
+
 def test_an_order_is_counted_started_and_shown(anna: Visitor, connection: Database) -> None:
     add_failed(connection, 300)
     add_task(

@@ -38,6 +38,7 @@ from horsies.ids import stored_form
 from horsies.monitor.diagnose.explain import Explanation, explain_task_script
 from horsies.monitor.documents import stored_json
 from horsies.monitor.edited_calls import is_reserved
+from horsies.monitor.order_plan import SCOPES, OrderVerb
 from horsies.monitor.overview import TaskReport, declared_transaction, task_script
 from horsies.monitor.paging import LIST_WINDOW
 from horsies.monitor.paging import Page as Listing
@@ -45,6 +46,7 @@ from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_t
 from horsies.monitor.task_logs import AttemptLog, logs_script
 from horsies.retry import decide_retry, policy_from_options, rule_text
 from horsies.states import TaskStatus
+from horsies.web.access import Verb
 from horsies.web.filters import TASK_FILTERS, refuse_unknown, task_filters_of, text_of, texts_of
 from horsies.web.masking import SHOWN_CHARACTERS_MAX, Masking, Shown, visible
 from horsies.web.reading import BadRequest, Locked, NotFound, TookTooLong
@@ -96,11 +98,22 @@ async def tasks(view: View) -> Page | Response:
         "is_filtered": any(texts_of(view, name) for name in TASK_FILTERS - {"limit"}),
         "next_url": view.url("/tasks") + _with(view, before=listed.next_cursor),
         "next_cursor": listed.next_cursor,
+        "bulk_orders": _bulk_orders(filters),
         "filter_query": _with(view, before=None, limit=None).removeprefix("?"),
         "narrowed": lambda **changes: view.url("/tasks") + _with(view, before=None, **changes),
         "live_url": view.url("/live/tasks") + _with(view, first=text_of(view, "first") or first),
     }
     return Page("tasks.html", "Tasks", context)
+
+
+def _bulk_orders(filters: TaskFilters) -> list[tuple[Verb, str]]:
+    """Return the rights for orders that apply to the statuses of the filters, with their links' words."""
+    orders: tuple[tuple[Verb, str, OrderVerb], ...] = (
+        ("retry_task", "send again…", OrderVerb.RETRY_TASKS),
+        ("cancel_task", "cancel…", OrderVerb.CANCEL_TASKS),
+    )
+    chosen = set(filters.statuses)
+    return [(right, words) for right, words, verb in orders if chosen <= {*SCOPES[verb].allowed}]
 
 
 def _choices_script() -> Script[tuple[list[str], float | None]]:
