@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 from psycopg import sql
 
-from horsies import from_node
+from horsies import SignalNode, from_node
 from horsies.app import Horsies
 from horsies.config.schedules import TaskSchedule
 from horsies.monitor.order_plan import OrderVerb, draft_order
@@ -18,15 +19,36 @@ from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.recording import Actor
 from horsies.timetable.patterns import IntervalSchedule
 from horsies.web.rendering import Route
+from tests.support import measures
 from tests.support.database import Database
+from tests.support.keys import add_keyed, limit
 from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago
 
 QUEUE = "default"
 # Pages that need a query.
 QUERIES = {"/orders/new": "?verb=cancel_task"}
+# Pages that have more to show with a query.
+FILTERED = ["/search?q=charge", "/tasks?status=FAILED", "/send?task=charge_card", "/queues?after=a"]
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 FINGERPRINT = "ef96c64c5a97"
-TRACEBACK = '{"err":{"error_code":"CARD_REFUSED","message":"the bank said no","data":null}}'
+# Its lines are wider than a phone.
+TRACEBACK = """Traceback (most recent call last):
+  File "/srv/shop/.venv/lib/python3.12/site-packages/httpx/_client.py", line 912, in send
+    raise ConnectTimeout(request)
+  File "/srv/shop/payments/gateway.py", line 41, in charge_card
+    answer = provider.charge(order_id, card, idempotency_key=f"{order_id}-{attempt}", timeout=TIMEOUT_SECONDS)
+shop.payments.errors.ProviderDown: the bank said no
+"""
+FAILURE = json.dumps(
+    {
+        "err": {
+            "error_code": "CARD_REFUSED",
+            "message": "the bank said no",
+            "data": None,
+            "exception": {"type": "ProviderDown", "traceback": TRACEBACK},
+        }
+    }
+)
 
 
 def fill(app: Horsies, connection: Database) -> dict[str, str]:
@@ -34,6 +56,7 @@ def fill(app: Horsies, connection: Database) -> dict[str, str]:
     worker_id = add_worker(connection)
     add_snapshot(connection, worker_id)
     failed = _add_tasks(connection, worker_id)
+    measures.fill_last_hour(connection, {"send_mail": 300, "charge_card": 40})
     return {
         "queues": QUEUE,
         "tasks": failed,
@@ -61,7 +84,7 @@ def _add_tasks(connection: Database, worker_id: str) -> str:
         status="FAILED",
         error_code="CARD_REFUSED",
         fingerprint=FINGERPRINT,
-        result=TRACEBACK,
+        result=FAILURE,
         args="[]",
         kwargs='{"order_id":17,"card":"4111111111111111"}',
         started_at=ago(3),
@@ -112,6 +135,63 @@ def _add_schedule(app: Horsies, connection: Database) -> str:
         slot = ago(3600 * hours)
         add_task(connection, task_name="sync", schedule_name=name, scheduled_for=slot, **failed)
     return name
+
+
+def add_rare_states(app: Horsies, connection: Database) -> list[str]:
+    """Insert what waits for a person: paused keys, a paused run with a failed node, a held run of a durable
+    function, and a paused schedule with an edited timing. Return the pages of the latter three; the keys
+    are on the page of the queue. They have buttons that the pages of ``fill`` lack.
+    """
+    add_keyed(connection, "acme", 3)
+    add_keyed(connection, "umbrella")
+    limit(connection, "umbrella", paused_at="2026-01-01")
+    return [
+        f"/workflows/{_start_paused_run(app, connection)}?node=0",
+        f"/tasks/{_add_held_run(connection)}",
+        f"/schedules/{_add_paused_schedule(app)}",
+    ]
+
+
+def _start_paused_run(app: Horsies, connection: Database) -> str:
+    @app.task("parse")
+    def parse() -> str:
+        return ""
+
+    first = parse.node(node_id="parse")()
+    approval = SignalNode("approve", waits_for=[first], node_id="approval")
+    spec = app.workflow("import prices", [first, approval], definition_key="prices.v1")
+    run_id = spec.start().unwrap().workflow_id
+    connection.execute(
+        "UPDATE horsies_workflow_tasks SET status = 'FAILED' WHERE workflow_id = %s AND task_index = 0",
+        [run_id],
+    )
+    connection.execute(
+        "UPDATE horsies_workflows SET status = 'PAUSED', paused_at = now(), failed_nodes = 1 WHERE id = %s",
+        [run_id],
+    )
+    return run_id
+
+
+def _add_held_run(connection: Database) -> str:
+    task_id = add_task(connection, task_name="release", enqueued_at="9999-01-01", held=True)
+    connection.execute(
+        "INSERT INTO horsies_steps (task_id, name, position, kind, result, attempt, started_at, ended_at) "
+        "VALUES (%s, 'charge', 1, 'step', '1', 1, now(), now())",
+        [task_id],
+    )
+    connection.execute(
+        "INSERT INTO horsies_parked (task_id, generation, since, signals, children, problem) "
+        "VALUES (%s, 0, now(), '{approve}', '{}', 'The code has no step \"charge\".')",
+        [task_id],
+    )
+    return task_id
+
+
+def _add_paused_schedule(app: Horsies) -> str:
+    schedule = TaskSchedule(name="nightly", task_name="sync", pattern=IntervalSchedule(hours=24))
+    app.schedules.add(schedule).unwrap()
+    app.schedules.edit("nightly", pattern="every 2 hours").unwrap()
+    return app.schedules.pause("nightly").unwrap().name
 
 
 def _store_order(app: Horsies) -> str:

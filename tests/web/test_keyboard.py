@@ -17,7 +17,7 @@ from horsies.app import Horsies
 from horsies.web.rendering import static_files
 from tests.support.database import Database
 from tests.support.web_keyboard import WIDTHS, resize
-from tests.support.web_rows import fill, path_of
+from tests.support.web_rows import FILTERED, fill, path_of
 from tests.support.web_server import WebServer, served, watched
 from tests.support.workers import DATABASE_VARIABLE
 from tests.web.test_every_page import PAGES
@@ -25,8 +25,6 @@ from tests.web.test_every_page import PAGES
 pytestmark = pytest.mark.browser
 
 THEMES = ("light", "dark")
-# Pages that have more to reach with a query.
-FILTERED = ["/search?q=charge", "/tasks?status=FAILED"]
 # WCAG 2.1, 1.4.11: the contrast of what shows the focus.
 CONTRAST_MIN = 3.0
 # Presses of Tab before the next look at what they reached; each look takes as long as several presses.

@@ -27,6 +27,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from horsies.app import Horsies
+from tests.support import measures
 from tests.support.database import Database
 from tests.support.doc_pages import REPOSITORY
 from tests.support.web_keyboard import WIDTHS
@@ -40,18 +41,6 @@ pytestmark = pytest.mark.browser
 IMAGES = REPOSITORY / "docs" / "images"
 SCREENS: dict[str, tuple[int, int]] = {"wide": (1280, 860), "phone": (360, 780)}
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-# Three tasks for sixty minutes, with a swing, some noise, and durations around 50 ms and 250 ms.
-LAST_HOUR = """
-INSERT INTO public.horsies_measures
-SELECT date_trunc('minute', now()) - ago * interval '1 minute', 1, 'default', task,
-    done, done / 40, done / 25, 0, 0, done * 60, done * 90,
-    ARRAY[done / 8, done / 6, done / 4, done / 3, done / 5, done / 9, done / 20, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-    ARRAY[0, done / 9, done / 5, done / 3, done / 4, done / 8, done / 30, 0, 0, 0, 0, 0, 0, 0, 0, 0]
-FROM generate_series(1, 60) AS ago,
-    (VALUES ('add', 300), ('fetch_rate', 90), ('withdraw', 40)) AS example (task, usual),
-    LATERAL (SELECT (usual * (1 + 0.5 * sin(ago / 9.0) + 0.2 * sin(ago * 2.7)))::integer AS done) AS counted
-ON CONFLICT DO NOTHING
-"""
 WRITES = os.environ.get("HORSIES_WRITE_SCREENSHOTS") == "1"
 INTO = os.environ.get("HORSIES_SCREENSHOTS_INTO")
 
@@ -117,7 +106,7 @@ def fill_the_last_hour(demo: WebServer) -> None:
     """Store example figures for the charts, which a demonstration of seconds would leave empty."""
     (worker, *_) = psutil.Process(demo.process.pid).children()
     with psycopg.connect(worker.environ()["HORSIES_DATABASE_URL"], autocommit=True) as connection:
-        connection.execute(LAST_HOUR)
+        measures.fill_last_hour(connection, {"add": 300, "fetch_rate": 90, "withdraw": 40})
 
 
 def order(demo: WebServer, path: str, **fields: str) -> Any:
@@ -165,7 +154,6 @@ def test_every_page_is_taken(
 ) -> None:
     directory = Path(INTO or "")
     examples = fill(app, connection)
-    connection.execute(LAST_HOUR)
     options = ("tests.support.apps.cards:app", "--enable-actions", "--payload")
     size: dict[str, int] = {"width": width, "height": 900}
     with (

@@ -267,8 +267,10 @@ def _table(chart: Chart, cell: Cell) -> str:
         if any(column.values)
     )
     return (
-        '<details class="as-table"><summary>as a table</summary><table class="table"><thead><tr>'
-        f'<th scope="col">time</th>{head}</tr></thead><tbody>{rows}</tbody></table></details>'
+        '<details class="as-table"><summary>as a table</summary>'
+        f'<div tabindex="0" role="group" aria-label="{escape(chart.title)}"><table class="table">'
+        f'<thead><tr><th scope="col">time</th>{head}</tr></thead><tbody>{rows}</tbody></table>'
+        "</div></details>"
     )
 
 
