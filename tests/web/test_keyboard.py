@@ -42,8 +42,9 @@ REACHABLE = """() => {
     return [...parts].filter(one => !one.disabled && one.tabIndex >= 0
         && one.type !== "radio" && one.checkVisibility({visibilityProperty: true})).map(WORDS); }"""
 
-# Live updates change numbers in the text of links, such as ages.
-WORDS = r"""(one => [one.tagName, ...["name", "href", "value"].map(name => one.getAttribute(name)),
+# Live updates change numbers in the text of links, such as ages, and the minutes to which charts link.
+WORDS = r"""(one => [one.tagName, ...["name", "href", "value"].map(name =>
+        (one.getAttribute(name) || "").replace(/T\d\d:\d\d/g, "T")),
     one.textContent.trim().replace(/\d+/g, "0").slice(0, 60)].join(" "))"""
 
 # Records what gets the focus, in the same words, with the contrast in each theme between what shows the
