@@ -20,6 +20,18 @@ IS_INSIDE = """element => {
         && box.top >= frame.top - 1 && box.bottom <= frame.bottom + 1;
 }"""
 
+SCROLLED = "frame => [frame.scrollLeft, frame.scrollTop]"
+# A place in the middle of the visible graph, between its nodes.
+BACKGROUND = """frame => {
+    frame.scrollIntoView({block: "center"});
+    const box = frame.getBoundingClientRect();
+    const [x, y] = [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
+    for (let step = 0; step < 200; step += 4) {
+        const at = document.elementFromPoint(x + step, y);
+        if (frame.contains(at) && !at.closest("g.node")) return [x + step, y];
+    }
+    throw new Error("no free place in the graph"); }"""
+
 
 def large_run(connection: Database) -> str:
     """A run of 240 nodes in twelve layers: one failed, one running."""
@@ -63,6 +75,26 @@ def test_a_large_graph_opens_fitted_and_is_explored_by_keys(
     follow = page.get_by_role("button", name="Follow running")
     expect(follow).to_have_attribute("aria-pressed", "true")
     assert page.locator('g.node[data-key="n238"]').evaluate(IS_INSIDE)
+
+
+def test_a_drag_with_the_mouse_moves_the_graph(page: Page, connection: Database) -> None:
+    resize(page, 1024)
+    page.goto(f"/workflows/{large_run(connection)}?boxes=all&zoom=full")
+    frame = page.locator(".graph-frame")
+    frame.evaluate("frame => frame.scrollTo(400, 200)")
+    x, y = frame.evaluate(BACKGROUND)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x - 60, y - 40, steps=4)
+    page.mouse.up()
+    assert frame.evaluate(SCROLLED) == [460, 240]
+    page.mouse.move(x, y, steps=4)  # without the button
+    assert frame.evaluate(SCROLLED) == [460, 240]
+    page.mouse.move(x - 60, y - 40)  # the same place of the graph
+    page.mouse.down()
+    page.mouse.move(x + 30, y - 40, steps=4)
+    page.mouse.up()
+    assert frame.evaluate(SCROLLED) == [370, 240]
 
 
 def test_live_updates_keep_the_zoom_and_follow_the_running_node(

@@ -19,7 +19,7 @@
   // ---- Patching: change the elements that differ, keep focus, selection, open details and scrolling.
 
   const FIELDS = new Set(["INPUT", "SELECT", "TEXTAREA"]);
-  const KEPT = { DETAILS: ["open"], DIALOG: ["open"], BUTTON: ["hidden", "aria-pressed"], svg: ["width", "height", "data-zoom"] };
+  const KEPT = { DETAILS: ["open"], BUTTON: ["hidden", "aria-pressed"], svg: ["width", "height", "data-zoom"] };
 
   function patchNode(old, fresh) {
     if (old.nodeType !== Node.ELEMENT_NODE) {
@@ -129,8 +129,8 @@
     for (const [name, html] of Object.entries(regions)) held.set(name, html);
     for (const [name, html] of held) {
       const region = one(`[data-region="${CSS.escape(name)}"]`);
-      // Nothing moves under a selection, an open dialog or an open form; the newest text waits.
-      if (region && one("[data-select]:checked, dialog[open], details[open] form", region)) continue;
+      // Nothing moves under a selection or an open form; the newest text waits.
+      if (region && one("[data-select]:checked, details[open] form", region)) continue;
       held.delete(name);
       if (region) patchChildren(trimmed(region), parse(html.trim()));
     }
@@ -365,8 +365,13 @@
       event.preventDefault();
       zoom(event.deltaY < 0 ? 1.1 : 0.9);
     }, { passive: false });
+    // A drag begins between the nodes; it may then pass over them.
+    frame.addEventListener("pointerdown", ({ target, pointerId }) => {
+      if (target !== frame && !nodeOf(target)) frame.setPointerCapture(pointerId);
+    });
     frame.addEventListener("pointermove", (event) => {
-      if (event.buttons === 1 && !nodeOf(event.target)) frame.scrollBy(-event.movementX, -event.movementY);
+      const isDrag = event.buttons === 1 && frame.hasPointerCapture(event.pointerId);
+      if (isDrag) frame.scrollBy(-event.movementX, -event.movementY);
     });
   }
 
