@@ -20,6 +20,7 @@ from horsies.app import Horsies
 from horsies.db.statements.lookup import FailureGroup
 from horsies.ids import new_id
 from horsies.monitor import paging, queries
+from horsies.monitor.measures import BUCKETS, bucket_of
 from horsies.web import ViewOnly
 from horsies.web.pages_failures import spark_counts
 from tests.support.database import Database
@@ -550,10 +551,13 @@ def test_two_reasons_behind_one_code_are_two_groups_with_their_pages(
 def test_the_page_of_a_task_name_has_rates_durations_and_reasons(
     ask: Ask, connection: Database
 ) -> None:
+    waited, ran = [0] * BUCKETS, [0] * BUCKETS
+    waited[bucket_of(0.05)], waited[bucket_of(30)] = 9, 1
+    ran[bucket_of(0.5)], ran[bucket_of(5)] = 8, 2
     connection.execute(
         "INSERT INTO horsies_measures VALUES (date_trunc('minute', now() - interval '5 minutes'), 1, "
-        "'default', 'shop/pay now', 7, 2, 1, 0, 0, 900, 4500, "
-        "array_fill(1, ARRAY[16]), array_fill(1, ARRAY[16]))"
+        "'default', 'shop/pay now', 7, 2, 1, 0, 0, 900, 4500, %s, %s)",
+        [waited, ran],
     )
     task = add_failed(connection, task_name="shop/pay now", fingerprint="ab12cd34ef56")
     reason = {"fingerprint": "ab12cd34ef56", "exception_type": "shop.Late"}
@@ -563,6 +567,9 @@ def test_the_page_of_a_task_name_has_rates_durations_and_reasons(
     for part in (
         "Tasks named shop/pay now",
         "Attempts per minute",
+        "done 7 retried 1 failed 2",
+        # Interpolated: half of ten attempts is five of the eight between 250 and 500 ms.
+        "p95 wait 20s p50 run 406ms p95 run 4.4s",
         "Run: time from start to end",
         "shop.Late",
     ):
