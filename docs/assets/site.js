@@ -41,3 +41,18 @@ Worker.prototype.postMessage = function (message, ...others) {
   const isQuery = message && message.type === QUERY && typeof message.data === "string";
   return post.call(this, isQuery ? {...message, data: withoutFillers(message.data)} : message, ...others);
 };
+
+// The theme marks the words of ?h= in escaped text. A word that is part of an escaped character, such as the "3"
+// of &#39;, would destroy it, so the theme must not see such words.
+const ESCAPED = "&amp; &lt; &gt; &quot; &#39;";
+
+function withoutPartsOfEscapes(text) {
+  return text.split(/\s+/).filter((word) => !ESCAPED.includes(word.toLowerCase())).join(" ");
+}
+
+const opened = new URL(location.href);
+const searched = opened.searchParams.get("h");
+if (searched) {
+  opened.searchParams.set("h", withoutPartsOfEscapes(searched));
+  history.replaceState(history.state, "", opened);
+}

@@ -95,6 +95,8 @@ QUERIES = {
     "exponential": "retries.html",
     "traceback": "results.html",
     "locator": "cli.html workers.html",
+    "wait for result of a task value or error": "results.html",
+    "stop task longer than 30 seconds timeout": "time-limits.html",
 }
 
 
@@ -141,6 +143,29 @@ def test_a_search_finds_the_guide_first_or_second(browser: Browser, address: str
             if not set(found) & set(wanted.split()):
                 wrong[query] = found
     assert wrong == {}
+
+
+def test_an_excerpt_shows_the_text_of_the_page_and_keeps_its_words_apart(
+    browser: Browser, address: str
+) -> None:
+    with tab(browser, address) as shown:
+        open_search(shown, "/index.html")
+        type_query(shown, "dlq")
+        assert "dlq" not in hit_links(shown).first.inner_text()
+        type_query(shown, "postpones cause")
+        found = hit_links(shown).filter(has_text="Which retry do you mean").inner_text()
+        assert re.search(r"for instance by 30 seconds\s+to run a failed task again", found), found
+
+
+def test_marked_words_of_a_search_leave_the_text_of_a_page_as_it_is(
+    browser: Browser, address: str
+) -> None:
+    with tab(browser, address) as shown:
+        shown.goto("/scheduling.html")
+        text = shown.locator("article").inner_text()
+        shown.goto(f"/scheduling.html?h=3+QUOT+timezone")
+        shown.locator("mark", has_text="timezone").first.wait_for()
+        assert shown.locator("article").inner_text() == text
 
 
 def test_the_search_works_on_files(browser: Browser, directory: Path) -> None:

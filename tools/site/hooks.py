@@ -47,6 +47,7 @@ BOOSTS_OF_PAGES = {
 }
 COPIES = "source"
 
+_CELL = re.compile(r"(<td\b[^>]*>)(.+?)(</td>)", re.DOTALL)
 _IMAGE = re.compile(r'<img [^>]*src="([^"]*images/([\w-]+\.svg))"[^>]*>')
 
 
@@ -98,6 +99,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         text = text.replace(". Replace `ADDRESS` with its address:", ":")
         text = text.replace("git clone ADDRESS", f"git clone {config.repo_url}")
     return with_links(text, source, lambda path: _address(path, name, known, config.repo_url))
+
+
+def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
+    """Make every table cell a paragraph. The search shows the paragraphs that contain a searched word; in
+    text outside paragraphs, it leaves out the spaces around code.
+    """
+    return _CELL.sub(r"\1<p>\2</p>\3", content)
 
 
 def _plain(sentence: str) -> str:
