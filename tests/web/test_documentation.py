@@ -163,7 +163,7 @@ def test_marked_words_of_a_search_leave_the_text_of_a_page_as_it_is(
     with tab(browser, address) as shown:
         shown.goto("/scheduling.html")
         text = shown.locator("article").inner_text()
-        shown.goto(f"/scheduling.html?h=3+QUOT+timezone")
+        shown.goto("/scheduling.html?h=3+QUOT+timezone")
         shown.locator("mark", has_text="timezone").first.wait_for()
         assert shown.locator("article").inner_text() == text
 
