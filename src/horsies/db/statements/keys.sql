@@ -163,7 +163,9 @@ SELECT queue.name, (
             SELECT FROM horsies_tasks AS task
             WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
               AND task.queue_name = queue.name AND task.lane = stored.lane
-              AND (task.next_retry_at <= now()) IS NOT FALSE
+              -- Without retries, the planner would expect no row to pass "(next_retry_at <= now()) IS NOT FALSE", and
+              -- would sort all tasks of the key.
+              AND (task.next_retry_at IS NULL OR task.next_retry_at <= now())
             ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(most)s::integer) AS front
         WHERE stored.queue_name = queue.name AND stored.lane <> 0 AND stored.paused_at IS NOT NULL
         LIMIT %(most)s::integer) AS counted) AS due
