@@ -113,12 +113,14 @@ class Elements(HTMLParser):
         self.texts.append(data)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        is_post = dict(attrs).get("method") == "post"
+        found = dict(attrs)
+        # A button may have an address of its own for the form that it is in.
+        is_post = found.get("method") == "post" or "formaction" in found
         self._details += tag == "details"
         if is_post and self._details == 0:
-            self.at_once.add(dict(attrs).get("action") or "")
+            self.at_once.add(found.get("formaction") or found.get("action") or "")
         for name, value in attrs:
-            if name in ("href", "src", "action", "data-live") and value:
+            if name in ("href", "src", "action", "formaction", "data-live") and value:
                 (self.posts if is_post else self.addresses).add(value)
             if name == "style" or name.startswith("on"):
                 self.forbidden.append(f"<{tag} {name}>")

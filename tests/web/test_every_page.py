@@ -141,7 +141,7 @@ def test_characters_that_hide_or_reverse_text_show_on_every_page(
 # Changes that another change undoes, and an order of selected tasks, which begins with its dry run.
 CAN_BE_UNDONE = re.compile(
     r"/(queues|workflows|schedules)/.*/(pause|resume)|/schedules/.*/reset"
-    r"|/workers/ping|/orders/(selected|.*/stop)"
+    r"|/workers/ping|/orders/(selected(\?verb=\w+)?|.*/stop)"
 )
 # Pages that are themselves the question.
 QUESTIONS = (
