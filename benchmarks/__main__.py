@@ -6,12 +6,8 @@ HORSIES_TEST_DATABASE_URL, or a private server.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psycopg
@@ -42,7 +38,7 @@ from benchmarks import (
 )
 from benchmarks.against import COMPARED, compare
 from benchmarks.machine import MACHINE, MachineBusyError
-from horsies.db.embedded import program, start_or_join
+from benchmarks.server import server
 from horsies.db.migrate import apply_migrations
 
 # The number of connections that the largest benchmark needs.
@@ -74,30 +70,6 @@ ALL: dict[str, Callable[[str], bool]] = {
 }
 
 
-@contextmanager
-def server() -> Iterator[str]:
-    """Yield the URL of a database to measure on."""
-    if named := os.environ.get("HORSIES_TEST_DATABASE_URL"):
-        yield named
-        return
-    with tempfile.TemporaryDirectory(prefix="horsies-bench-", ignore_cleanup_errors=True) as place:
-        Path(place).chmod(0o755)
-        url = start_or_join(f"embedded://{place}/postgres", keep_data=False)
-        _allow_connections(url)
-        yield url
-
-
-def _allow_connections(url: str) -> None:
-    """Restart a private server with room for hundreds of workers."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f"ALTER SYSTEM SET max_connections = {CONNECTIONS}")
-        row = connection.execute("SHOW data_directory").fetchone()
-    assert row is not None
-    restart = [program("pg_ctl"), "restart", "--wait", "--pgdata", row[0], "--mode", "fast"]
-    owner = Path(row[0]).stat().st_uid
-    subprocess.run(restart, check=True, user=owner, stdout=subprocess.DEVNULL)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run the named benchmarks; return 1 for a missed target, 2 for bad arguments, 3 on a busy machine."""
     chosen = _parser().parse_args(arguments)
@@ -111,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     MACHINE.accepts_busy = chosen.busy
     names = chosen.names or list(known)
     try:
-        with server() as url:
+        with server(CONNECTIONS) as url:
             if chosen.against is None:
                 return _measure(url, names)
             is_met = compare(url, chosen.against, names, chosen.rounds, chosen.at_least)

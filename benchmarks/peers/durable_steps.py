@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from benchmarks.__main__ import server
 from benchmarks.machine import MACHINE
 from benchmarks.rounds import REPOSITORY, alternate, begin_round, heading, spread
+from benchmarks.server import server
 from horsies import Horsies
 from horsies.db.migrate import apply_migrations
 

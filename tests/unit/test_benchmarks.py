@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -17,6 +19,12 @@ from benchmarks.rounds import alternate, ratios, spread
 from benchmarks.unchecked import LOGS, TRACING, Feature, checked_functions, code_without_checks
 from hypothesis import given
 from hypothesis import strategies as st
+
+
+def test_recorded_steps_beside_a_peer_need_no_package_of_other_benchmarks() -> None:
+    """The environment of the peers has no package that only other benchmarks need."""
+    code = "import sys; sys.modules['httpx'] = None; import benchmarks.peers.durable_steps"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 class Processors:
