@@ -114,7 +114,7 @@ class Elements(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
-        # A button may have an address of its own for the form that it is in.
+        # The formaction of a button replaces the action of its form.
         is_post = found.get("method") == "post" or "formaction" in found
         self._details += tag == "details"
         if is_post and self._details == 0:
