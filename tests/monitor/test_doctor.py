@@ -225,7 +225,8 @@ def test_an_open_transaction_is_named_and_can_be_ended(
         patient.execute(finding.remedy.replace(")", ", 5000)").encode())
     finally:
         open_one.close()
-    assert findings(broker, "held-xmin", limits) == []
+    # With limits of zero seconds, sessions of the server, such as one that starts, may be found too.
+    assert finding.remedy not in {one.remedy for one in findings(broker, "held-xmin", limits)}
 
 
 def test_a_running_schema_change_is_not_to_be_ended(
