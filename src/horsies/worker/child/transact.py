@@ -292,7 +292,7 @@ class AttemptRecord:
             return TransactionMisuse(f"record_in cannot use this transaction: {error}")
         if leads_elsewhere(error):
             return TransactionMisuse(_ELSEWHERE)
-        self.was_lost = _is_of_session(error)
+        self.was_lost = isinstance(error, psycopg.InterfaceError) or _ends_session(error)
         return error
 
     def judged(self, returned: Returned, is_session_lost: bool) -> Returned:
