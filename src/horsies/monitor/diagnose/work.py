@@ -7,6 +7,7 @@ tasks, runs and schedules come from the rules of ``horsies explain``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from horsies.db.statement import Script
@@ -471,7 +472,14 @@ def _paused_runs(facts: Facts) -> Script[Iterable[Finding]]:
     runs = yield from facts.read(find_long_pauses(facts.limits.long_paused_seconds, SHOWN))
     by_hand = [f"run {run.id}" for run in runs if run.error_code is None]
     authors = (yield from authors_script(by_hand, "pause_run")) if by_hand else {}
-    return [paused_run(run, authors.get(f"run {run.id}")) for run in runs]
+    return [_by_hand(paused_run(run), authors.get(f"run {run.id}")) for run in runs]
+
+
+def _by_hand(found: Finding, author: str | None) -> Finding:
+    """Return the finding with the author and the reason of the pause. They are evidence, which webhooks omit:
+    a reason may be about a person, and a delivery would keep it when the run is erased.
+    """
+    return found if author is None else replace(found, evidence=(f"paused by {author}",))
 
 
 def _schedules(facts: Facts) -> Script[Iterable[Finding]]:
