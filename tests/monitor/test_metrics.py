@@ -26,6 +26,9 @@ from horsies.config.postgres import PostgresConfig
 from horsies.db.statement import Script
 from horsies.findings import Finding, Level
 from horsies.monitor import metrics
+from horsies.monitor.diagnose.attention import findings_of
+from horsies.monitor.diagnose.doctor import SLOW_IDS
+from horsies.monitor.diagnose.slow import SCRAPED_SECONDS, SlowChecks
 from horsies.monitor.measures import BOUNDS, NAMES_MAX, Series, Slot
 from horsies.monitor.metrics import (
     CATALOGUE,
@@ -57,6 +60,7 @@ from horsies.worker.probe import (
     worker_values,
 )
 from horsies.worker.tally import Tally
+from tests.support.applications import NOWHERE, app_at
 from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.keys import add_keyed
@@ -220,6 +224,21 @@ def test_findings_that_cannot_be_read_are_a_red_finding_and_hide_no_gauge(app: H
     samples = gauges.samples()
     assert [one.labels for one in samples if one.name == "horsies_findings"] == [NOT_CHECKED]
     assert samples[-1] == UP
+
+
+def test_slow_checks_that_cannot_run_are_a_red_finding_until_they_run(app: Horsies) -> None:
+    slow = SlowChecks()
+    with closing(app_at(NOWHERE)) as unreachable:
+        for _ in range(2):
+            assert slow.is_due(SCRAPED_SECONDS)
+            slow.refresh(unreachable.get_broker())
+    (found,) = findings_of(slow.reports)
+    assert (found.code, found.level) == NOT_CHECKED
+    assert found.sentence.startswith("The slow checks could not run: ")
+    assert slow.is_due(SCRAPED_SECONDS)
+    slow.refresh(app.get_broker())
+    assert {one.id for one in slow.reports} == SLOW_IDS
+    assert not slow.is_due(SCRAPED_SECONDS)
 
 
 def test_findings_are_counted_by_code_and_level() -> None:

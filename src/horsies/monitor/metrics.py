@@ -156,7 +156,7 @@ CLUSTER = _metrics(
     (
         *("horsies_findings", "gauge", ("code", "level")),
         "Findings of `horsies doctor`, read every 15 seconds, or every five minutes if the check is slow; "
-        "NOT_CHECKED if the fast checks failed.",
+        "NOT_CHECKED if checks failed.",
         tuple(Level),
     ),
     (

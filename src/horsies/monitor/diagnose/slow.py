@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from horsies.findings import Finding, Level
 from horsies.monitor.diagnose.doctor import SLOW_IDS, CheckReport, run_doctor
 from horsies.result import Ok
 from horsies.tasks.broker import PostgresBroker
@@ -16,6 +17,8 @@ VIEWED_SECONDS = 60.0
 SCRAPED_SECONDS = 300.0
 # The time that a page or a scraper waits for the first reports.
 PATIENCE_SECONDS = 1.0
+# The id of the report about checks that could not run.
+NOT_RUN = "slow-checks"
 
 
 @dataclass
@@ -37,7 +40,15 @@ class SlowChecks:
         return True
 
     def refresh(self, broker: PostgresBroker) -> None:
-        """Run the checks; keep the last reports if the database cannot be reached."""
+        """Run the checks. If the database cannot be reached, add a red report to the last reports, and let
+        the next caller run the checks again.
+        """
         done = run_doctor(broker, SLOW_IDS)
         if isinstance(done, Ok):
             self.reports, self.ended_at = done.ok_value, datetime.now(UTC)
+            return
+        sentence = f"The slow checks could not run: {done.err_value.message}"
+        found = Finding("NOT_CHECKED", sentence, Level.RED)
+        kept = [one for one in self.reports if one.id != NOT_RUN]
+        self.reports = [*kept, CheckReport(NOT_RUN, "a run of the slow checks", (found,))]
+        self.asked_at = None
