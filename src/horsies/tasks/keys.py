@@ -27,8 +27,8 @@ class Lane(NamedTuple):
 
 
 def lane_of(queue_name: str, key: str) -> Lane:
-    """Return the lane of a key; horsies_lane_v1 computes the same in the database. Because of the digest,
-    nobody can choose keys whose lanes collide in a worker's dictionaries.
+    """Return the lane of a key; horsies_lane_v1 computes the same in the database. Because the
+    number is a digest, nobody can craft keys whose hash collisions slow down a worker's dictionaries.
     """
     digest = hashlib.sha256(f"{queue_name}\x1f{key}".encode()).digest()
     number = int.from_bytes(digest[:8], signed=True)

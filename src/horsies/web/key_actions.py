@@ -123,7 +123,7 @@ def _rate(text: str) -> dict[str, float]:
     return {"count": count, "per_seconds": seconds}
 
 
-# The conversion of each field of the form, and the sentence about a text that cannot be converted.
+# For each field of the form, the function that converts it, and the end of the error message if that fails.
 _FORMS: dict[str, tuple[Callable[[str], Any], str]] = {
     "max_concurrency": (int, "must be a whole number"),
     "rate": (_rate, "takes a number of starts and a number of seconds, as 100/60"),
