@@ -118,10 +118,11 @@ class Assignment(NamedTuple):
     # The fields that only ``CurrentTask`` reads, together in one text.
     stored: str = ""
 
-    def payload(self) -> list[str]:
+    def payload(self) -> tuple[str, ...]:
         """Return the texts that may be encrypted or in a store: the arguments, and the results of nodes."""
-        sources = () if self.node is None else self.node.sources
-        return [self.args_json, self.kwargs_json, *[one.result for one in sources]]
+        if self.node is None:
+            return self.args_json, self.kwargs_json
+        return self.args_json, self.kwargs_json, *[one.result for one in self.node.sources]
 
 
 def assignment_of(task: ClaimedTask, node: NodePart | None = None) -> Assignment:
@@ -227,6 +228,8 @@ _NO_TEXT = 0xFFFFFFFF
 # The flags of nearly every report: the function was called and succeeded, and the report has no optional
 # fields.
 _SUCCESS = 1
+# The fields after the result in such a report.
+_NOTHING_ELSE = ChildReport("", 0, True, "", None, None)[4:]
 _NO_TIMEOUT = -1
 # The maximum run time, ten years. It is limited because an attempt's start is computed from its run time.
 _RUN_MICROSECONDS_MAX = 10 * 366 * 86_400 * 10**6
@@ -337,21 +340,11 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
     sampled.
     """
     task_id, result = report.task_id, report.result_json
-    if (park := report.park) is not None:
-        result = park.to_json()
     code, message = report.error_code, report.error_message
+    flags, rest = _SUCCESS, ""
     try:
-        names, seconds = report.exception_names, report.retry_after
-        log = report.log
-        has_rest = (
-            bool(names)
-            or seconds is not None
-            or report.traceparent is not None
-            or report.origin is not NO_ORIGIN
-            or log is not None
-        )
-        fields = [names, seconds, report.traceparent, log, *report.origin]
-        rest = json.dumps(fields) if has_rest else ""
+        if not report.ok or report[4:] != _NOTHING_ELSE:
+            flags, result, rest = _uncommon_parts(report)
         body = f"{task_id}{result}{code or ''}{message or ''}{rest}".encode()
     except UnicodeEncodeError:
         return encode_report(_without_surrogates(report), rss_bytes, run_microseconds)
@@ -359,11 +352,7 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
         _REPORT.size - 4 + len(body),
         _KIND_REPORT,
         report.generation,
-        report.ok
-        | (not report.was_called) << 1
-        | has_rest << 2
-        | report.transaction << 3
-        | (park is not None) << 5,
+        flags,
         rss_bytes,
         run_microseconds,
         len(task_id),
@@ -372,6 +361,28 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
         _NO_TEXT if message is None else len(message),
     )
     return header + body
+
+
+def _uncommon_parts(report: ChildReport) -> tuple[int, str, str]:
+    """Return the flags of a report, its result or its wait, and the text of its optional fields."""
+    names, seconds, traceparent = report.exception_names, report.retry_after, report.traceparent
+    has_rest = (
+        bool(names)
+        or seconds is not None
+        or traceparent is not None
+        or report.origin is not NO_ORIGIN
+        or report.log is not None
+    )
+    flags = (
+        report.ok
+        | (not report.was_called) << 1
+        | has_rest << 2
+        | report.transaction << 3
+        | (report.park is not None) << 5
+    )
+    fields = [names, seconds, traceparent, report.log, *report.origin]
+    result = report.result_json if report.park is None else report.park.to_json()
+    return flags, result, json.dumps(fields) if has_rest else ""
 
 
 def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:

@@ -239,11 +239,14 @@ def execute(
 
     ``around`` contains further hooks, which run around the application's hooks.
     """
-    readable = _decrypted(app, assignment)
-    if isinstance(readable, ChildReport):
-        return readable
+    readable = assignment
+    if missing_key(*assignment.payload()) is not None:
+        decrypted = payload.decrypted(app, assignment)
+        if isinstance(decrypted, ChildReport):
+            return decrypted
+        readable = decrypted
     report = _executed(app, readable, around, transactions)
-    return _encrypted(app, readable, report)
+    return payload.encrypted(app, readable, report) if is_opaque(app.config.broker) else report
 
 
 def _decrypted(app: Horsies, assignment: Assignment) -> Assignment | ChildReport:

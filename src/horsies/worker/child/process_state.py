@@ -35,6 +35,7 @@ from horsies.worker.child.parent_socket import ParentSocket
 # every task 12 µs.
 _plain_signal: Any = importlib.import_module("_signal")
 
+_SET_MASK = int(signal.SIG_SETMASK)
 _TIMERS = (int(signal.ITIMER_REAL), int(signal.ITIMER_VIRTUAL), int(signal.ITIMER_PROF))
 _COMMON_SIGNALS = tuple(
     int(getattr(signal, f"SIG{name}")) for name in ("ALRM", "CHLD", "HUP", "PIPE", "USR1", "USR2")
@@ -118,7 +119,7 @@ class ProcessState:
         clear_timers()
         if list(map(_plain_signal.getsignal, self._signals)) != self._handlers:
             self._restore_handlers()
-        _plain_signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        _plain_signal.pthread_sigmask(_SET_MASK, ())
         os.umask(self._umask)
         with suppress(OSError):
             os.chdir(self._directory)
