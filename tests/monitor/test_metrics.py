@@ -26,9 +26,10 @@ from horsies.config.postgres import PostgresConfig
 from horsies.db.statement import Script
 from horsies.findings import Finding, Level
 from horsies.monitor import metrics
+from horsies.monitor.diagnose import slow
 from horsies.monitor.diagnose.attention import findings_of
-from horsies.monitor.diagnose.doctor import SLOW_IDS
-from horsies.monitor.diagnose.slow import SCRAPED_SECONDS, SlowChecks
+from horsies.monitor.diagnose.doctor import SLOW_IDS, CheckReport
+from horsies.monitor.diagnose.slow import SCRAPED_SECONDS, VIEWED_SECONDS, SlowChecks
 from horsies.monitor.measures import BOUNDS, NAMES_MAX, Series, Slot
 from horsies.monitor.metrics import (
     CATALOGUE,
@@ -46,6 +47,7 @@ from horsies.monitor.metrics import (
     require_prometheus,
 )
 from horsies.monitoring import count_sends
+from horsies.result import Ok
 from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
 from horsies.tasks.outcome import Outcome
 from horsies.worker.probe import (
@@ -227,18 +229,36 @@ def test_findings_that_cannot_be_read_are_a_red_finding_and_hide_no_gauge(app: H
 
 
 def test_slow_checks_that_cannot_run_are_a_red_finding_until_they_run(app: Horsies) -> None:
-    slow = SlowChecks()
+    checks = SlowChecks()
     with closing(app_at(NOWHERE)) as unreachable:
         for _ in range(2):
-            assert slow.is_due(SCRAPED_SECONDS)
-            slow.refresh(unreachable.get_broker())
-    (found,) = findings_of(slow.reports)
+            assert checks.is_due(SCRAPED_SECONDS)
+            checks.refresh(unreachable.get_broker())
+    (found,) = findings_of(checks.reports)
     assert (found.code, found.level) == NOT_CHECKED
     assert found.sentence.startswith("The slow checks could not run: ")
-    assert slow.is_due(SCRAPED_SECONDS)
-    slow.refresh(app.get_broker())
-    assert {one.id for one in slow.reports} == SLOW_IDS
-    assert not slow.is_due(SCRAPED_SECONDS)
+    assert checks.is_due(SCRAPED_SECONDS)
+    checks.refresh(app.get_broker())
+    assert {one.id for one in checks.reports} == SLOW_IDS
+    assert not checks.is_due(SCRAPED_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("level", "due"),
+    [(Level.YELLOW, [False, False, True]), (Level.UNKNOWN, [True, False, False])],
+    ids=["complete", "incomplete"],
+)
+def test_slow_checks_that_took_long_rest_unless_one_could_not_run(
+    app: Horsies, monkeypatch: pytest.MonkeyPatch, level: Level, due: list[bool]
+) -> None:
+    clock = iter([0.0, 0.0, 4.0, 150.0, 199.0, 201.0])
+    found = (Finding("CRASHES", "Task leak ended its process.", level),)
+    monkeypatch.setattr(slow, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(slow, "run_doctor", lambda *_: Ok([CheckReport("crashes", "", found)]))
+    checks = SlowChecks()
+    assert checks.is_due(VIEWED_SECONDS)
+    checks.refresh(app.get_broker())
+    assert [checks.is_due(VIEWED_SECONDS) for _ in range(3)] == due
 
 
 def test_findings_are_counted_by_code_and_level() -> None:

@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ import psutil
 import psycopg
 import pytest
 
+from horsies import PostgresConfig
+from horsies.monitor.diagnose.slow import VIEWED_SECONDS, SlowChecks
+from horsies.tasks.broker import PostgresBroker
 from tests.support.database import created_database, template_database
 from tests.support.wait import wait_until
 from tests.support.web_server import WebServer, served
@@ -39,6 +42,8 @@ CONNECTIONS = 4
 ROWS = (Path(__file__).parent / "scale_rows.sql").read_text("utf-8")
 SMALL = ROWS.format(finished=1_000, waiting=200, workers=200, runs=50)
 BIG = ROWS.format(finished=1_000_000, waiting=200_000, workers=200, runs=5_000)
+# The slower checks, which run for all viewers together.
+SLOW_BLOCKS, SLOW_SECONDS = 100_000, 5.0
 RUN_300 = "00000000-0000-7000-8000-000000000300"
 RUN_5000 = "00000000-0000-7000-8000-000000005000"
 
@@ -81,7 +86,8 @@ BUDGETS = {
 class Filled:
     """A dashboard on a filled database."""
 
-    def __init__(self, server: WebServer, connection: psycopg.Connection[Any]) -> None:
+    def __init__(self, url: str, server: WebServer, connection: psycopg.Connection[Any]) -> None:
+        self.url = url
         self.server = server
         self._connection = connection
         self._names = {
@@ -120,14 +126,29 @@ class Filled:
 
     def blocks(self, path: str) -> float:
         """Blocks that the server touches for one request, after the first has warmed the plans."""
-        for _ in range(7):
-            self.milliseconds(path)
-        before = self._blocks_when_quiet()
+        while True:
+            started = time.monotonic()
+            for _ in range(7):
+                self.milliseconds(path)
+            before = self.quiet_blocks()
+            # The checks that run for all viewers once a minute have a budget of their own.
+            if time.monotonic() - started < VIEWED_SECONDS / 2:
+                break
         for _ in range(REQUESTS):
             self.milliseconds(path)
-        return (self._blocks_when_quiet() - before) / REQUESTS
+        return (self.quiet_blocks() - before) / REQUESTS
 
-    def _blocks_when_quiet(self) -> int:
+    def run_slow_checks(self) -> None:
+        """Run the doctor's slower checks as the dashboard does."""
+        broker = PostgresBroker(
+            PostgresConfig(database_url=self.url), role="operator", migrates=False
+        )
+        with closing(broker):
+            slow = SlowChecks()
+            slow.refresh(broker)
+        assert slow.ended_at is not None
+
+    def quiet_blocks(self) -> int:
         """Read the counter when it has not moved for longer than an idle session keeps its counts."""
         last, since = self._blocks(), time.monotonic()
 
@@ -164,7 +185,7 @@ def filled(server_url: str, fill: str) -> Iterator[Filled]:
         psycopg.connect(url, autocommit=True) as connection,
         served("--payload", "--database-url", url) as server,
     ):
-        yield Filled(server, connection)
+        yield Filled(url, server, connection)
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +200,17 @@ def big(server_url: str) -> Iterator[Filled]:
     """A dashboard on a million finished tasks."""
     with filled(server_url, BIG) as dashboard:
         yield dashboard
+
+
+def test_the_slow_checks_stay_within_their_budget(big: Filled) -> None:
+    before = big.quiet_blocks()
+    started = time.perf_counter()
+    big.run_slow_checks()
+    seconds = time.perf_counter() - started
+    blocks = big.quiet_blocks() - before
+    print(f"\nslow checks {blocks:,} blocks ({SLOW_BLOCKS:,})  {seconds:.1f} s ({SLOW_SECONDS})")
+    assert blocks <= SLOW_BLOCKS
+    assert seconds <= SLOW_SECONDS
 
 
 @pytest.mark.parametrize("name", BUDGETS)

@@ -93,7 +93,7 @@ HISTORY_LIMIT_MAX = 1_000
 MEASURES_MAX = timedelta(days=14)
 # The number of ten-minute steps in 14 days.
 SLOTS_MAX = 2_016
-# Larger documents are not indented, because indentation takes ten times as long and doubles their
+# Larger documents contain no white space, because indentation takes ten times as long and doubles their
 # size.
 INDENTED_MAX = 100_000
 # The maximum length of the attention list, because thousands of queues may need attention.
@@ -114,7 +114,7 @@ RUN_FILTERS = frozenset(
 def answer(document: dict[str, Any]) -> Response:
     """Return a JSON document with all passwords in addresses masked."""
     value = _masked(json_value(document))
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if len(text) <= INDENTED_MAX:
         text = json.dumps(value, indent=2, ensure_ascii=False)
     return Response(escape_json(text), 200, None, "application/json")

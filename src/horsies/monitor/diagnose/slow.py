@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from time import monotonic
 
 from horsies.findings import Finding, Level
+from horsies.monitor.diagnose.attention import findings_of
 from horsies.monitor.diagnose.doctor import SLOW_IDS, CheckReport, run_doctor
 from horsies.result import Ok
 from horsies.tasks.broker import PostgresBroker
@@ -15,6 +16,9 @@ from horsies.tasks.broker import PostgresBroker
 # The age at which a page that is viewed and a scraper need new reports. Scrapers ask day and night.
 VIEWED_SECONDS = 60.0
 SCRAPED_SECONDS = 300.0
+# After a run, the checks rest for this many times its duration, up to the interval of scrapers: with 5,000
+# open runs they take 2 to 5 seconds of the server, too much for every minute of a page that is open all day.
+_REST = 50
 # The time that a page or a scraper waits for the first reports.
 PATIENCE_SECONDS = 1.0
 # The id of the report about checks that could not run.
@@ -28,13 +32,15 @@ class SlowChecks:
     reports: Sequence[CheckReport] = ()
     ended_at: datetime | None = None
     asked_at: float | None = None
+    # The least number of seconds between two runs.
+    rest_seconds: float = 0.0
 
     def is_due(self, max_age: float) -> bool:
-        """Whether the reports are older than this many seconds; then the caller runs ``refresh`` in a
-        thread, and other callers do not run it for the same time.
+        """Whether the reports are older than this many seconds, and the checks have rested; then the caller
+        runs ``refresh`` in a thread, and other callers do not run it for the same time.
         """
-        now = time.monotonic()
-        if self.asked_at is not None and now - self.asked_at < max_age:
+        now = monotonic()
+        if self.asked_at is not None and now - self.asked_at < max(max_age, self.rest_seconds):
             return False
         self.asked_at = now
         return True
@@ -43,9 +49,14 @@ class SlowChecks:
         """Run the checks. If the database cannot be reached, add a red report to the last reports, and let
         the next caller run the checks again.
         """
+        started = monotonic()
         done = run_doctor(broker, SLOW_IDS)
+        seconds = monotonic() - started
         if isinstance(done, Ok):
             self.reports, self.ended_at = done.ok_value, datetime.now(UTC)
+            # Checks that could not run, for example because of a lock, run again soon.
+            is_complete = all(one.level is not Level.UNKNOWN for one in findings_of(self.reports))
+            self.rest_seconds = min(_REST * seconds, SCRAPED_SECONDS) if is_complete else 0.0
             return
         sentence = f"The slow checks could not run: {done.err_value.message}"
         found = Finding("NOT_CHECKED", sentence, Level.RED)
