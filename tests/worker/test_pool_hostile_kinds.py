@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import selectors
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.protocol import Assignment
 from tests.support.apps.hostile import KINDS, LOOP_KINDS
-from tests.support.pool import BOOT, MakePool, assignment
+from tests.support.pool import BOOT, DEADLINE_SECONDS, MakePool, assignment
 from tests.support.wait import wait_until
 
 PATIENT = 60.0
@@ -61,13 +62,22 @@ class Outcomes:
     def run(self, tasks: Sequence[Assignment]) -> None:
         self.begin(tasks)
         wanted = {task.task_id for task in tasks}
-        wait_until(lambda: self.step() and wanted <= set(self.ended), 30, lambda: self.ended)
+        self.step_until(lambda: wanted <= set(self.ended))
 
     def begin(self, tasks: Sequence[Assignment]) -> None:
         self.waiting = list(tasks)
         self._hand_out()
 
-    def step(self) -> bool:
+    def step_until(self, wanted: Callable[[], bool]) -> None:
+        """Take steps without pauses, because each waits for the pool itself: a result of 20 MB arrives in
+        80 steps, to which the pauses of `wait_until` added 4 seconds.
+        """
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not wanted():
+            assert time.monotonic() < deadline, f"it did not happen; so far: {self.ended}"
+            self.step()
+
+    def step(self) -> None:
         for event in self.pool.collect(0.01):
             match event:
                 case TakenBack(assignments=assignments):
@@ -77,7 +87,6 @@ class Outcomes:
                 case Died(assignment=one) | Stopped(assignment=one) if one is not None:
                     self.ended[one.task_id] = event
         self._hand_out()
-        return True
 
     def _hand_out(self) -> None:
         if self.pool.places.has_async:
@@ -119,9 +128,9 @@ def cancel_in_the_same_child(outcomes: Outcomes, journal: Path) -> None:
     """The worker reads permits when it cancels, whatever state a task has left them in."""
     front = assignment("note_and_sleep", str(journal), "long", 600.0)
     outcomes.begin([front])
-    wait_until(lambda: outcomes.step() and "long" in begun(journal), 30, lambda: outcomes.ended)
+    outcomes.step_until(lambda: "long" in begun(journal))
     assert outcomes.pool.stop_task(front.task_id, "cancel")
-    wait_until(lambda: outcomes.step() and front.task_id in outcomes.ended, 30)
+    outcomes.step_until(lambda: front.task_id in outcomes.ended)
     assert isinstance(outcomes.ended[front.task_id], Stopped)
 
 
@@ -143,14 +152,14 @@ def test_a_hostile_coroutine_costs_no_task_that_comes_after_it(journal: Path, ki
 def check_among_coroutines(outcomes: Outcomes, journal: Path, kind: str) -> None:
     sharing = [assignment("note_twice", str(journal), 0.5) for _ in range(INNOCENT)]
     outcomes.begin(sharing)
-    wait_until(lambda: outcomes.step() and begun(journal).count("begun") == INNOCENT)
+    outcomes.step_until(lambda: begun(journal).count("begun") == INNOCENT)
     function = "attack" if kind in KINDS else "attack_loop"
     attack = assignment(function, str(journal), "attack", kind, timeout_ms=1_000)
     sharing += [assignment("note", str(journal), str(number)) for number in range(INNOCENT)]
     outcomes.run([attack, *sharing[INNOCENT:]])
     later = [assignment("note", str(journal), f"later {number}") for number in range(INNOCENT)]
     outcomes.run(later)
-    wait_until(lambda: outcomes.step() and len(outcomes.ended) == 3 * INNOCENT + 1)
+    outcomes.step_until(lambda: len(outcomes.ended) == 3 * INNOCENT + 1)
     harmed = outcomes.harmed(sharing)
     assert not harmed or kind in COSTS_THE_PROCESS, harmed
     assert outcomes.harmed(later) == []
@@ -185,7 +194,7 @@ def test_a_message_that_a_task_has_read_costs_no_other_task(
     pool.dispatch_window(pid, [(one, PATIENT) for one in notes[1:]])
     gate.write_bytes(b"x")
     wanted = {one.task_id for one in (thief, *notes)}
-    wait_until(lambda: outcomes.step() and wanted <= set(outcomes.ended), 30)
+    outcomes.step_until(lambda: wanted <= set(outcomes.ended))
     assert outcomes.harmed([thief, *notes]) == []
     assert Counter(begun(journal)).most_common(1)[0][1] == 1, "a task ran twice"
     assert pid not in pool.pids() or not has_windows
