@@ -36,6 +36,7 @@ from tests.support.database import (
     is_reusable,
     template_database,
 )
+from tests.support.private_server import prepare_shared_data
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
@@ -72,8 +73,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def server_url(testrun_uid: str) -> str:
+def server_url(testrun_uid: str, worker_id: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A PostgreSQL server shared by all test processes of this run."""
+    if throw_away.SERVER_VARIABLE not in os.environ:
+        own = tmp_path_factory.getbasetemp()
+        shared = own if worker_id == "master" else own.parent
+        prepare_shared_data(testrun_uid, shared / "server.lock")
     return throw_away.server_url(testrun_uid)
 
 

