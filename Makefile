@@ -10,8 +10,7 @@ MANIFESTS_READY := .venv-manifests/.ready
 # each of them half a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Half of the time of all tests is waiting, and of a test of workers three quarters, so there are three times as many
-# processes as processors of a small machine.
+# Half of the time of a test of workers is waiting, so there are more processes than processors, even of a small machine.
 # A process that has run out of tests takes them from another; neighbours share the fixtures of their module.
 PYTEST := $(BIN)/pytest -n 6 --dist worksteal
 

@@ -155,7 +155,7 @@ def _new_data() -> Path:
     )
     with (directory / "postgresql.conf").open("a") as settings:
         settings.write("fsync = off\n")
-        # A hundred sessions are too few for six test processes with several workers each.
+        # A hundred sessions, the usual limit, are few for six test processes with several workers each.
         settings.write("max_connections = 300\n")
     return directory
 

@@ -70,7 +70,7 @@ class Outcomes:
 
     def step_until(self, wanted: Callable[[], bool]) -> None:
         """Take steps without pauses, because each waits for the pool itself: a result of 20 MB arrives in
-        80 steps, to which the pauses of `wait_until` added 4 seconds.
+        130 steps, to which the pauses of `wait_until` added 4 seconds.
         """
         deadline = time.monotonic() + DEADLINE_SECONDS
         while not wanted():
