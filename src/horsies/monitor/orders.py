@@ -71,7 +71,8 @@ from horsies.monitor.order_plan import (
     read_order_text,
     read_progress_text,
 )
-from horsies.monitor.queries import RunFilters, run_cursor, run_position, runs_script, tasks_script
+from horsies.monitor.paging import cursor_rank, run_cursor, run_position
+from horsies.monitor.queries import RunFilters, runs_script, tasks_script
 from horsies.result import Err, Ok
 from horsies.states import TaskStatus, WorkflowStatus
 from horsies.task_result import TaskError
@@ -167,16 +168,10 @@ def _page_script(
     if order.at is not None:  # Exclude rows that were sent, or have ended, after the dry run.
         found = [one for one in found if (one.row.finished_at or one.row.created_at) <= order.at]
     if order.oldest is not None:
-        oldest = _rank(order.oldest)
-        found = [one for one in found if _rank(one.cursor) >= oldest]
-        cursor = None if cursor is None or _rank(cursor) < oldest else cursor
+        oldest = cursor_rank(order.oldest)
+        found = [one for one in found if cursor_rank(one.cursor) >= oldest]
+        cursor = None if cursor is None or cursor_rank(cursor) < oldest else cursor
     return found, cursor
-
-
-def _rank(cursor: str) -> tuple[datetime | str, ...]:
-    """Return a row's position in its list; newer rows rank higher."""
-    run = run_position(cursor)
-    return (cursor,) if run is None else (run.created_at, run.id)
 
 
 def _named_script(order: Order, start: int, limit: int) -> Script[tuple[list[_Found], str | None]]:
@@ -235,7 +230,8 @@ def carry_out(
     can be continued after any failure.
     """
     actor = current_actor()
-    done = broker.perform(_WORKING, store_script(order, "running", actor), atomic=True)
+    start = store_script(order, "running", actor)
+    done = broker.perform(_WORKING, start, atomic=True)
     while (state := done.ok()) is not None and state.is_open:
         note(state)
         time.sleep(PAUSE_SECONDS)
@@ -251,10 +247,9 @@ def carry_out(
 
 async def carry_out_async(broker: PostgresBroker, order: Order) -> BrokerResult[OrderState]:
     """Run ``carry_out`` without blocking the event loop."""
-    script = store_script(order, "running", current_actor())
-    return await run_batches_async(
-        broker, order, await broker.perform_async(_WORKING, script, atomic=True)
-    )
+    start = store_script(order, "running", current_actor())
+    started = await broker.perform_async(_WORKING, start, atomic=True)
+    return await run_batches_async(broker, order, started)
 
 
 async def run_batches_async(
@@ -306,16 +301,19 @@ def store_script(
         yield delete_drafts(columns.actor, DRAFTS_MAX - 1)
     yield discard_draft(order.id)
     yield store_order(*columns, outcome, order.id, order_text(order), NO_PROGRESS)
-    state = yield from order_script(order.id)
+    state = yield from _stored_script(order.id)
     assert state is not None
     return state
 
 
 def order_script(order_id: str) -> Script[OrderState | None]:
-    """Read a stored order; return None if it does not exist or is an outdated draft."""
-    if (stored := stored_form(order_id)) is None:
-        return None
-    row: OrderRow | None = one_or_none((yield read_order(stored)))
+    """Read the order with an id from a user; return None if it does not exist or is an outdated draft."""
+    stored = stored_form(order_id)
+    return None if stored is None else (yield from _stored_script(stored))
+
+
+def _stored_script(order_id: str) -> Script[OrderState | None]:
+    row: OrderRow | None = one_or_none((yield read_order(order_id)))
     if row is None:
         return None
     order, progress = read_order_text(row.plan), read_progress_text(row.progress)
@@ -324,7 +322,7 @@ def order_script(order_id: str) -> Script[OrderState | None]:
 
 def stop_script(order_id: str) -> Script[BrokerResult[bool]]:
     """Make a running order stop at its next batch; return False if the order is not running."""
-    state = yield from order_script(order_id)
+    state = yield from _stored_script(order_id)
     if state is None:
         return Err(no_such_order(order_id))
     return Ok(bool((yield stop_order(state.order.id))))
@@ -338,7 +336,7 @@ def no_such_order(order_id: str) -> BrokerOperationError:
 def batch_script(order_id: str) -> Script[BrokerResult[OrderState]]:
     """Execute an order's next batch; run this script as one transaction."""
     yield lock_orders()
-    state = yield from order_script(order_id)
+    state = yield from _stored_script(order_id)
     if state is None:
         return Err(no_such_order(order_id))
     if not state.is_open:
@@ -361,14 +359,7 @@ def _advanced_script(state: OrderState) -> Script[OrderState]:
         limit = ERASE_BATCH if order.verb.erases and not order.ids else BATCH
         found, cursor = yield from _page_script(order, progress.cursor, limit)
     ids = [one.row.id for one in found if one.row.status]
-    if order.verb.is_of_runs:
-        refused = yield from _control_script(order, ids)
-    elif order.verb is OrderVerb.RETRY_TASKS:
-        refused = yield from _resend_script(order, ids)
-    elif order.verb.erases:
-        refused = yield from erase_script(order, ids)
-    else:
-        refused = yield from _cancel_script(order, ids)
+    refused = yield from _CHANGES[order.verb](order, ids)
     done = progress.done + len(ids) - refused.total()
     refused += Counter(progress.refused) + Counter({NOT_FOUND: len(found) - len(ids)})
     outcome = "done" if cursor is None else "running"
@@ -383,7 +374,7 @@ def resent_id(order: Order, task_id: str) -> str:
     return fixed_id(order.at, f"{order.id} {task_id}")
 
 
-def _resend_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
+def _resend_script(order: Order, ids: Sequence[str]) -> Script[Counter[str]]:
     new_ids = [resent_id(order, one) for one in ids]
     rows: list[ResentTask] = yield resend_tasks(ids, new_ids, order.once)
     reasons = (_resend_refusal(row) for row in rows if row.new_id is None)
@@ -398,7 +389,7 @@ def _resend_refusal(row: ResentTask) -> str:
     return SENT_AGAIN if row.was_resent else CHANGED
 
 
-def _cancel_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
+def _cancel_script(order: Order, ids: Sequence[str]) -> Script[Counter[str]]:
     rows: list[CancelledTask] = yield cancel_tasks(ids, order.include_running)
     reasons = (
         IS_RUNNING if row.was_status == TaskStatus.RUNNING else CHANGED
@@ -408,7 +399,7 @@ def _cancel_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
     return Counter(reasons) + Counter({NOT_FOUND: len(ids) - len(rows)})
 
 
-def _control_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
+def _control_script(order: Order, ids: Sequence[str]) -> Script[Counter[str]]:
     """Change runs one by one, after locking all their trees in the order in which workers lock them."""
     yield lock_runs(ids)
     change = _RUN_CHANGES[order.verb]
@@ -446,4 +437,14 @@ _RUN_CHANGES: Mapping[OrderVerb, _RunChange] = {
     ),
     OrderVerb.RETRY_RUNS: _RunChange(lambda _, run_id: retry_run(run_id, None), ("retried",)),
     OrderVerb.CANCEL_RUNS: _RunChange(_cancel_step, SCOPES[OrderVerb.CANCEL_RUNS].allowed),
+}
+
+# The script that changes the tasks or runs of one batch, and counts the refused ones per reason.
+_CHANGES: Mapping[OrderVerb, Callable[[Order, Sequence[str]], Script[Counter[str]]]] = {
+    OrderVerb.RETRY_TASKS: _resend_script,
+    OrderVerb.CANCEL_TASKS: _cancel_script,
+    OrderVerb.PURGE_QUEUE: _cancel_script,
+    OrderVerb.DELETE_TASKS: erase_script,
+    OrderVerb.REDACT_TASKS: erase_script,
+    **dict.fromkeys(_RUN_CHANGES, _control_script),
 }

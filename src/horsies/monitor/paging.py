@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar
 
 from horsies.db.statement import Script, Step
+from horsies.db.statements.workflows import RunPosition, RunSummary
+from horsies.ids import stored_form
 from horsies.states import TaskStatus, WorkflowStatus
 from horsies.task_result import json_object
 
@@ -18,6 +21,8 @@ Row = TypeVar("Row")
 StepForStatuses = Callable[[list[str]], Step]
 
 LIST_WINDOW = 50_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +89,29 @@ def _page(found: list[Any], steps: ListSteps, limit: int, edge: Any) -> Page[Any
     if len(rows) == limit:
         return Page(rows, steps.cursor(rows[-1]))
     return Page(rows, None if edge is None else steps.cursor(edge), edge is None)
+
+
+# Cursors: the position of a row as text. A task's cursor is its id.
+
+
+def run_cursor(run: RunPosition | RunSummary) -> str:
+    """Return a run's position as text, which stays valid after the run is deleted."""
+    return f"{run.id}@{(run.created_at - _EPOCH) // _MICROSECOND}"
+
+
+def run_position(cursor: object) -> RunPosition | None:
+    """Parse a position that ``run_cursor`` returned; return None for any other text."""
+    run_id, _, microseconds = cursor.partition("@") if isinstance(cursor, str) else ("", "", "")
+    stored = stored_form(run_id)
+    if stored is None or not (microseconds.isascii() and microseconds.isdigit()):
+        return None
+    try:
+        return RunPosition(stored, _EPOCH + int(microseconds) * _MICROSECOND)
+    except (OverflowError, ValueError):
+        return None
+
+
+def cursor_rank(cursor: str) -> tuple[datetime | str, ...]:
+    """Return the position of a cursor in its list; newer rows rank higher."""
+    run = run_position(cursor)
+    return (cursor,) if run is None else (run.created_at, run.id)

@@ -40,7 +40,7 @@ from horsies.error_codes import column_code
 from horsies.ids import first_id_at, stored_form
 from horsies.monitor import paging
 from horsies.monitor.defaults import LIMIT_DEFAULT, LIMIT_MAX
-from horsies.monitor.paging import ListSteps, Page, page_script
+from horsies.monitor.paging import ListSteps, Page, page_script, run_cursor, run_position
 from horsies.result import Err, Ok
 from horsies.states import TaskStatus, WorkflowStatus
 from horsies.task_result import storable_text
@@ -63,7 +63,6 @@ LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 _FIRST_TIME = datetime(1, 1, 2, tzinfo=UTC)
 _LAST_RUN = RunPosition(LAST_ID, datetime(9999, 12, 30, tzinfo=UTC))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _LAST_MILLISECOND = (datetime(9999, 12, 30, tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 _FINGERPRINT = re.compile(r"[0-9a-f]{12}", re.ASCII)
@@ -412,23 +411,6 @@ async def list_runs_async(
 def page_or_empty(page: RunPage | None) -> RunPage:
     """Return the page; for a checked cursor it is never None."""
     return Page([]) if page is None else page
-
-
-def run_cursor(run: RunPosition | RunSummary) -> str:
-    """Return a run's position as text, which stays valid after the run is deleted."""
-    return f"{run.id}@{(run.created_at - _EPOCH) // _MICROSECOND}"
-
-
-def run_position(cursor: object) -> RunPosition | None:
-    """Parse a position that ``run_cursor`` returned; return None for any other text."""
-    run_id, _, microseconds = cursor.partition("@") if isinstance(cursor, str) else ("", "", "")
-    stored = stored_form(run_id)
-    if stored is None or not (microseconds.isascii() and microseconds.isdigit()):
-        return None
-    try:
-        return RunPosition(stored, _EPOCH + int(microseconds) * _MICROSECOND)
-    except (OverflowError, ValueError):
-        return None
 
 
 def runs_script(filters: RunFilters) -> Script[RunPage | None]:
