@@ -17,10 +17,9 @@ from horsies.worker.reaper import sweep
 from tests.support.applications import Call
 from tests.support.command_line import Run
 from tests.support.database import Database
-from tests.support.rows import add_run, add_task, ago
+from tests.support.rows import UNKNOWN_ID, add_run, add_task, ago
 
 PROCESS = f"{getpass.getuser()}@{socket.gethostname()}"
-UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"
 
 
 def recorded(connection: Database) -> list[tuple[Any, ...]]:

@@ -13,10 +13,9 @@ from horsies.config.postgres import PostgresConfig
 from horsies.ids import new_id
 from tests.support.applications import Call
 from tests.support.database import Database
-from tests.support.rows import add_task, ago, picture, row_of
+from tests.support.rows import UNKNOWN_ID, add_task, ago, picture, row_of
 
 # The same in every test process, or they would not agree on the names of the tests.
-UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"
 
 UNREACHABLE = "postgresql://app:hunter2@127.0.0.1:1/shop"
 

@@ -50,11 +50,10 @@ from tests.support.locks import locked
 from tests.support.private_server import PrivateServer
 from tests.support.routes import programs as programs
 from tests.support.routes import route as route
-from tests.support.rows import add_run, add_task, add_worker
+from tests.support.rows import UNKNOWN_ID, add_run, add_task, add_worker
 from tests.support.wait import wait_until
 from tests.support.workers import DATABASE_VARIABLE
 
-UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"
 IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
 # Tables that all and many commands read.
 SAMPLE = ["horsies_migrations", "horsies_tasks"]

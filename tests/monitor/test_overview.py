@@ -23,11 +23,18 @@ from horsies.monitor.overview import Overview, WorkerHealth
 from horsies.monitor.paging import Page
 from horsies.monitor.queries import TaskFilters, list_tasks
 from tests.support.database import Database
-from tests.support.rows import add_attempt, add_run, add_snapshot, add_task, add_worker, ago
+from tests.support.rows import (
+    UNKNOWN_ID,
+    add_attempt,
+    add_run,
+    add_snapshot,
+    add_task,
+    add_worker,
+    ago,
+)
 from tests.support.worker_summaries import worker_summary
 
 # The same in every test process, or they would not agree on the names of the tests.
-UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"
 
 
 def read_overview(app: Horsies, *configured: str, cap: int | None = None) -> Overview:

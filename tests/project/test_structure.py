@@ -92,7 +92,6 @@ def test_helpers_are_imported_from_the_support_folder() -> None:
         f"{path}:{node.lineno}"
         for path, node in nodes_of_tests()
         if isinstance(node, ast.ImportFrom)
-        and not path.is_relative_to("tests/web")
         and re.match(r"tests\.(\w+\.)*(test_\w+|conftest)$", node.module or "")
     ]
     assert borrowed == []

@@ -16,6 +16,9 @@ from horsies.ids import new_id
 from horsies.retry import RetryPolicy
 from tests.support.database import Database
 
+# The id of a task or run that no test adds.
+UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"
+
 
 def add_task(connection: Database, **columns: Any) -> str:
     """Insert one task, PENDING and due unless the columns say otherwise, and return its id."""

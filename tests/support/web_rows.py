@@ -18,6 +18,7 @@ from horsies.monitor.queries import TaskFilters
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.recording import Actor
 from horsies.timetable.patterns import IntervalSchedule
+from horsies.web.app import ROUTES
 from horsies.web.rendering import Route
 from tests.support import measures
 from tests.support.database import Database
@@ -29,6 +30,15 @@ QUEUE = "default"
 QUERIES = {"/orders/new": "?verb=cancel_task"}
 # Pages that have more to show with a query.
 FILTERED = ["/search?q=charge", "/tasks?status=FAILED", "/send?task=charge_card", "/queues?after=a"]
+# The routes of the dashboard, and those of them that open a page.
+GETS = [route for route in ROUTES if route.method == "GET"]
+POSTS = [route for route in ROUTES if route.method == "POST"]
+DOWNLOADS = (".csv", "/payload/{part}")
+PAGES = [
+    route
+    for route in GETS
+    if not route.path.startswith(("/api/", "/metrics")) and not route.path.endswith(DOWNLOADS)
+]
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 FINGERPRINT = "ef96c64c5a97"
 # Its lines are wider than a phone.

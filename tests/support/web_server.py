@@ -22,6 +22,8 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
+# The address of a database that refuses connections.
+DOWN = "postgresql://app:hunter2@127.0.0.1:1/down"
 CHROMIUM = "/usr/bin/chromium"
 APT_LINE = "apt-get install -y --no-install-recommends chromium"
 FLAGS = [

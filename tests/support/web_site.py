@@ -1,7 +1,11 @@
-"""A dashboard with two test pages instead of the product's pages, for tests of the page framework."""
+"""A dashboard with two test pages instead of the product's pages, for tests of the page framework; and the
+parts of a page's HTML: its elements, its visible text, the cells of a row.
+"""
 
 from __future__ import annotations
 
+import html
+import re
 from html.parser import HTMLParser
 from typing import Any
 
@@ -129,3 +133,17 @@ class Elements(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         self._details -= tag == "details"
+
+
+def plain(text: str) -> str:
+    """Return the visible text of HTML, in one line."""
+    text = re.sub(r"<(title|desc|style|script)\b.*?</\1>", "", text, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
+
+
+def cells(page: str, key: str) -> dict[str, str]:
+    """Return the cells of the row with this key, by their labels."""
+    found = re.search(rf'<tr data-key="{re.escape(key)}">(.*?)</tr>', page, re.DOTALL)
+    assert found is not None, f"no row {key}"
+    labelled = re.findall(r'<td data-label="([^"]*)"[^>]*>(.*?)</td>', found[1], re.DOTALL)
+    return {label: plain(text) for label, text in labelled}

@@ -21,69 +21,28 @@ import pytest
 from horsies import AppConfig, DailySchedule, Horsies, TaskSchedule, Webhook
 from horsies.ids import new_id
 from horsies.monitor import orders
-from horsies.web import AllowAll, ViewOnly, create_app
+from horsies.web import AllowAll, ViewOnly
 from horsies.web.access import Access, Policy
 from horsies.web.app import ROUTES
 from tests.support.command_line import Run
 from tests.support.database import Database, lock_waiters
-from tests.support.rows import actions, add_failed, add_run, add_task, ago, drafts, resent, row_of
+from tests.support.rows import (
+    UNKNOWN_ID,
+    actions,
+    add_failed,
+    add_run,
+    add_task,
+    ago,
+    drafts,
+    resent,
+    row_of,
+)
 from tests.support.wait import wait_until
 from tests.support.web_server import WebServer, served
+from tests.support.web_visitor import INTENT, Visitor
 
-INTENT = {"X-Horsies-Intent": "action"}
 # "orders" as a number: the lock of every batch.
 LOCK_OF_ORDERS = int.from_bytes(b"orders")
-UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"
-
-
-class Visitor:
-    """One dashboard in this process and its user, with an event loop that lives as long."""
-
-    def __init__(self, app: Horsies, policy: Policy, **switches: Any) -> None:
-        self.dashboard: Any = create_app(app, policy=policy, **{"actions": True, **switches})
-        self.runner = asyncio.Runner()
-        transport = httpx.ASGITransport(self.dashboard, raise_app_exceptions=False)
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
-
-    def close(self) -> None:
-        self.runner.run(self.client.aclose())
-        self.runner.run(self.dashboard.site.broker.close_async())
-        self.runner.close()
-
-    def get(self, path: str) -> httpx.Response:
-        return self.runner.run(self.client.get(path))
-
-    def post(
-        self, path: str, right: str, headers: dict[str, str] | None = None, **fields: Any
-    ) -> httpx.Response:
-        """Press the button of a form."""
-        token = self.dashboard.site.signer.form_token("anna", right)
-        data = {"token": token, **fields}
-        return self.runner.run(self.client.post(path, data=data, headers=headers))
-
-    def api(self, path: str, body: Any = None, **headers: str) -> httpx.Response:
-        given = {**INTENT, **{name.replace("_", "-"): value for name, value in headers.items()}}
-        text = json.dumps(body or {})  # httpx would not escape a lone surrogate
-        return self.runner.run(self.client.post(f"/api{path}", content=text, headers=given))
-
-    def notice(self, answer: httpx.Response) -> str | None:
-        """Return the notice that the page after a change shows."""
-        assert answer.status_code == 303, answer.text
-        sealed = answer.cookies.get("horsies_notice")
-        signer = self.dashboard.site.signer
-        notice: str | None = sealed and signer.opened("notice", sealed.strip('"'))
-        return notice
-
-    def finish(self, order_id: str) -> dict[str, Any]:
-        """Wait for the end of an order, which goes on while this loop runs; return its document."""
-        found: dict[str, Any] = {}
-
-        def has_ended() -> bool:
-            found.update(self.get(f"/api/orders/{order_id}").json())
-            return found["outcome"] in ("done", "stopped")
-
-        wait_until(has_ended)
-        return found
 
 
 @pytest.fixture

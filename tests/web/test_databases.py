@@ -12,9 +12,7 @@ from tests.support.database import Database
 from tests.support.locks import locked
 from tests.support.rows import add_task
 from tests.support.wait import wait_until
-from tests.support.web_server import WebServer, served
-
-DOWN = "postgresql://app:hunter2@127.0.0.1:1/down"
+from tests.support.web_server import DOWN, WebServer, served
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from horsies import Durable, Horsies, TaskFunction, TaskHandle
 from horsies.testing import clock_of, run_pending
 from horsies.web import AllowAll, ViewOnly
 from tests.support.database import Database
-from tests.support.rows import actions, add_task
+from tests.support.rows import UNKNOWN_ID, actions, add_task
 from tests.support.web_server import WebServer, watched
-from tests.web.test_actions import UNKNOWN_ID, Visitor
+from tests.support.web_visitor import Visitor
 
 
 class Approval(BaseModel):

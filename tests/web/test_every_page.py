@@ -17,7 +17,6 @@ from starlette.routing import compile_path
 
 from horsies.app import Horsies
 from horsies.web import VERBS, Access, ViewOnly
-from horsies.web.app import ROUTES
 from horsies.web.masking import visible
 from horsies.web.rendering import Route, static_files
 from tests.support.applications import app_at
@@ -26,7 +25,7 @@ from tests.support.rows import add_task, row_of
 from tests.support.wait import wait_until
 from tests.support.web_axe import found_on
 from tests.support.web_keyboard import WIDTHS, enter, resize, tab_to
-from tests.support.web_rows import FILTERED, add_rare_states, fill, path_of
+from tests.support.web_rows import FILTERED, GETS, PAGES, POSTS, add_rare_states, fill, path_of
 from tests.support.web_server import WebServer, client_of, served, watched
 from tests.support.web_site import Elements
 from tests.support.workers import DATABASE_VARIABLE
@@ -34,14 +33,6 @@ from tests.support.workers import DATABASE_VARIABLE
 # Three charts of an hour, each with its table, take 50 KB.
 HTML_BYTES_MAX = 70 * 1024
 STATIC_BYTES_MAX = 40 * 1024
-GETS = [route for route in ROUTES if route.method == "GET"]
-POSTS = [route for route in ROUTES if route.method == "POST"]
-DOWNLOADS = (".csv", "/payload/{part}")
-PAGES = [
-    route
-    for route in GETS
-    if not route.path.startswith(("/api/", "/metrics")) and not route.path.endswith(DOWNLOADS)
-]
 
 
 @pytest.fixture(scope="module")

@@ -32,10 +32,10 @@ from tests.support.private_server import PrivateServer
 from tests.support.wait import wait_until
 from tests.support.web_rows import fill, path_of
 from tests.support.web_server import WebServer, running, served
+from tests.support.web_visitor import INTENT
 from tests.support.workers import DATABASE_VARIABLE
 
 SILENCE_SECONDS = 1.0
-INTENT = {"X-Horsies-Intent": "action"}
 IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
 SAMPLE = ("/", "/tasks", "/tasks/{id}", "/doctor", "/orders/new", "/api/overview", "/metrics")
 SEARCHES = ["/search?q=mail", "/api/search?q=mail"]

@@ -14,8 +14,8 @@ from horsies.web import AllowAll, ViewOnly
 from tests.support.database import Database
 from tests.support.keys import add_keyed, limit
 from tests.support.rows import actions, add_task, ago
-from tests.web.test_actions import Visitor
-from tests.web.test_panels import cells
+from tests.support.web_site import cells
+from tests.support.web_visitor import Visitor
 
 HOSTILE = "</td><script>alert(1)</script>"
 

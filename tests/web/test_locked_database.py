@@ -16,17 +16,14 @@ import pytest
 
 from horsies.app import Horsies
 from horsies.web import reading
-from horsies.web.app import ROUTES
 from tests.support.database import Database
 from tests.support.locks import locked
 from tests.support.rows import add_task, ago
-from tests.support.web_rows import fill, path_of
+from tests.support.web_rows import GETS, POSTS, fill, path_of
 from tests.support.web_server import Ask, client_of
 
 IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
 SAMPLE = ["horsies_tasks", "horsies_workers"]
-PATHS = [route for route in ROUTES if route.method == "GET"]
-POSTS = [route for route in ROUTES if route.method == "POST"]
 # The limit of a statement, that of the doctor's checks, and the slack of a busy machine.
 PAGE_SECONDS = 8.0
 DOCTOR_SECONDS = 25.0
@@ -48,7 +45,7 @@ def test_with_any_table_locked_every_page_ends_and_names_the_holder(
         assert limits != reading._LIMITS
         monkeypatch.setattr(reading, "_LIMITS", limits)
     examples = fill(app, connection)
-    paths = [path_of(route, examples) for route in PATHS]
+    paths = [path_of(route, examples) for route in GETS]
     wrong: list[str] = []
     named: dict[str, int] = {}
 

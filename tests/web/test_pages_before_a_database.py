@@ -13,9 +13,8 @@ from playwright.sync_api import Browser, Page, expect
 from tests.support.database import Database
 from tests.support.rows import add_task
 from tests.support.web_axe import found_on
-from tests.support.web_server import WebServer, served, watched
-from tests.web.test_databases import DOWN
-from tests.web.test_keyboard import problems_of
+from tests.support.web_keyboard import problems_of
+from tests.support.web_server import DOWN, WebServer, served, watched
 
 pytestmark = pytest.mark.browser
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import subprocess
@@ -26,23 +25,10 @@ from tests.support.rows import (
 )
 from tests.support.wait import wait_until
 from tests.support.web_server import Ask
+from tests.support.web_site import cells, plain
 
 HOSTILE = '"><script>alert(1)</script>'
 PATHS = ("/", "/queues", "/queues/mail", "/workers")
-
-
-def plain(text: str) -> str:
-    """The visible text of HTML, in one line."""
-    text = re.sub(r"<(title|desc|style|script)\b.*?</\1>", "", text, flags=re.DOTALL)
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
-
-
-def cells(page: str, key: str) -> dict[str, str]:
-    """The cells of the row with this key, by their labels."""
-    found = re.search(rf'<tr data-key="{re.escape(key)}">(.*?)</tr>', page, re.DOTALL)
-    assert found is not None, f"no row {key}"
-    labelled = re.findall(r'<td data-label="([^"]*)"[^>]*>(.*?)</td>', found[1], re.DOTALL)
-    return {label: plain(text) for label, text in labelled}
 
 
 def add_measure(connection: Database, minutes_ago: int, **columns: Any) -> None:

@@ -31,10 +31,9 @@ from tests.support import measures
 from tests.support.database import Database
 from tests.support.doc_pages import REPOSITORY
 from tests.support.web_keyboard import WIDTHS
-from tests.support.web_rows import fill, path_of
+from tests.support.web_rows import PAGES, fill, path_of
 from tests.support.web_server import WebServer, served, watched
 from tests.support.workers import DATABASE_VARIABLE
-from tests.web.test_every_page import PAGES
 
 pytestmark = pytest.mark.browser
 

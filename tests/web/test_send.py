@@ -18,8 +18,8 @@ from tests.support.database import Database
 from tests.support.web_axe import found_on
 from tests.support.web_keyboard import WIDTHS, enter, tab_to
 from tests.support.web_server import WebServer, served, watched
+from tests.support.web_visitor import Visitor
 from tests.support.workers import DATABASE_VARIABLE
-from tests.web.test_actions import Visitor
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 

@@ -28,9 +28,9 @@ from horsies.result import Ok
 from horsies.workflow.run import listing
 from tests.support.command_line import Finished, Run
 from tests.support.database import Database
+from tests.support.rows import UNKNOWN_ID
 from tests.support.turns import Hands, Tasks
 
-UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"
 UNREACHABLE = "postgresql://app:hunter2@127.0.0.1:1/shop"
 COMMANDS = [
     ["workflows"],

@@ -45,11 +45,11 @@ from horsies.tasks.waiters import Subject
 from tests.support.applications import Call, never_poll, run_closing
 from tests.support.database import Database, terminate
 from tests.support.proxy import Proxy
+from tests.support.rows import UNKNOWN_ID
 from tests.support.turns import Hands, Tasks, define_tasks
 from tests.support.wait import interrupted_when, wait_until
 
 # The same in every test process, or they would not agree on the names of the tests.
-UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"
 
 Result = TaskResult[Any, TaskError]
 
