@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
@@ -185,15 +186,22 @@ def test_an_attempt_by_the_policy_of_the_decorator_replays_the_steps_of_the_one_
     assert effects == {"before": 1, "call": 2, "after": 1}
 
 
-def test_a_step_is_tried_again_by_its_policy(
-    app: Horsies, connection: Database, effects: Effects
-) -> None:
+def flaky_call(effects: Effects) -> Callable[[], int]:
+    """Return a function that fails twice, then succeeds."""
+
     def flaky() -> int:
         effects.note("try")
         if effects["try"] < 3:
             raise OSError("down")
         return effects["try"]
 
+    return flaky
+
+
+def test_a_step_is_tried_again_by_its_policy(
+    app: Horsies, connection: Database, effects: Effects
+) -> None:
+    flaky = flaky_call(effects)
     again = RetryPolicy.fixed([0.01, 60], auto_retry_for=[OSError], jitter=False)
 
     @app.durable("patient")
@@ -218,12 +226,7 @@ def test_a_step_is_tried_again_by_its_policy(
 def test_tries_of_a_recorded_step_do_not_hold_its_run(
     app: Horsies, effects: Effects, side_by_side: bool
 ) -> None:
-    def flaky() -> int:
-        effects.note("try")
-        if effects["try"] < 3:
-            raise OSError("down")
-        return effects["try"]
-
+    flaky = flaky_call(effects)
     again = RetryPolicy.fixed([0.01, 0.01], auto_retry_for=[OSError], jitter=False)
 
     @app.durable("patient")

@@ -372,6 +372,21 @@ def held_at(
             yield sent.task_id
 
 
+def replace_frozen(fleet: Fleet, zombie: RunningWorker, effects: Database) -> None:
+    """Freeze a worker, and start another one that takes over its tasks."""
+    zombie.signal(signal.SIGSTOP)
+    # The lock of its session proves that a worker lives.
+    for pid in backends(effects, "horsies:turn"):
+        effects.execute("SELECT pg_terminate_backend(%s)", (pid,))
+    start(fleet)
+
+
+def wake(zombie: RunningWorker) -> None:
+    """Continue a frozen worker, and wait until it has noticed that it lost its tasks."""
+    zombie.signal(signal.SIGCONT)
+    wait_until(lambda: "claim_lost" in zombie.log() or "declared this worker lost" in zombie.log())
+
+
 @pytest.mark.direct("a pooler has sessions of its own")
 @pytest.mark.timeout(120)
 def test_a_zombie_writes_nothing_after_its_successor(
@@ -381,18 +396,13 @@ def test_a_zombie_writes_nothing_after_its_successor(
     zombie = start(fleet)
     sent = booking.book_and_rest.send(1, "zombie").unwrap()
     wait_until(lambda: journal.lines("zombie"))
-    zombie.signal(signal.SIGSTOP)
-    # The lock of its session proves that a worker lives.
-    for pid in backends(effects, "horsies:turn"):
-        effects.execute("SELECT pg_terminate_backend(%s)", (pid,))
-    start(fleet)
+    replace_frozen(fleet, zombie, effects)
     wait_until(lambda: len(journal.lines("zombie")) == 2, 60)
     # Both attempts end now; the first one has lost its task.
     journal.release("zombie")
     assert sent.get(30_000).ok_value == 1
     wait_until(lambda: effects.execute("SELECT attempt FROM bookings").fetchall() == [(2,)])
-    zombie.signal(signal.SIGCONT)
-    wait_until(lambda: "claim_lost" in zombie.log() or "declared this worker lost" in zombie.log())
+    wake(zombie)
     assert effects.execute("SELECT attempt FROM bookings").fetchall() == [(2,)]
     outcomes = [one.outcome for one in attempts(effects, sent.task_id)]
     assert outcomes == ["WORKER_FAILURE", "COMPLETED"]
@@ -407,10 +417,7 @@ def test_a_zombie_writes_nothing_before_its_successor(
     zombie = start(fleet)
     sent = booking.book_in_turn.send(1, "turn").unwrap()
     wait_until(lambda: journal.lines("turn 1"))
-    zombie.signal(signal.SIGSTOP)
-    for pid in backends(effects, "horsies:turn"):
-        effects.execute("SELECT pg_terminate_backend(%s)", (pid,))
-    start(fleet)
+    replace_frozen(fleet, zombie, effects)
     wait_until(lambda: journal.lines("turn 2"), 60)
     # The child of the frozen worker ends first: its outcome matches no row, and it rolls back.
     (first, second) = backends(effects, f"{TX_ROLE}{sent.task_id}")
@@ -418,8 +425,7 @@ def test_a_zombie_writes_nothing_before_its_successor(
     wait_until(lambda: len(backends(effects, f"{TX_ROLE}{sent.task_id}")) == 1)
     assert first != second
     assert bookings(effects) == []
-    zombie.signal(signal.SIGCONT)
-    wait_until(lambda: "claim_lost" in zombie.log() or "declared this worker lost" in zombie.log())
+    wake(zombie)
     journal.release("turn 2")
     assert sent.get(30_000).ok_value == 1
     assert effects.execute("SELECT attempt FROM bookings").fetchall() == [(2,)]

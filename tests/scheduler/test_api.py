@@ -14,7 +14,6 @@ from horsies import FernetCodec
 from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
-from horsies.db.statements.schedules import find_due_schedules
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.handle import TaskHandle
@@ -32,6 +31,7 @@ from tests.support.scheduling import (
     schedule,
     slots,
     state,
+    stored_schedule,
     tasks,
     tick,
 )
@@ -100,12 +100,7 @@ def test_all_values_of_a_schedule_survive_the_database(
         priority=4,
     )
     app.schedules.add(whole).unwrap()
-    make_due(connection, LONG_AGO)
-    registry = registry_of(app)
-    (due,) = find_due_schedules.run(connection, registry.find_due()[1])
-    entry = registry.entry_of(due)
-    assert entry is not None
-    assert entry.schedule == whole
+    assert stored_schedule(connection, app) == whole
 
 
 def test_adding_the_same_again_changes_nothing(

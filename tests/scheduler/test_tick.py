@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import LiteralString
+from typing import LiteralString, NamedTuple
 
 import psycopg
 import pytest
 
+from horsies.config.schedules import TaskSchedule, WorkflowSchedule
 from horsies.db.statement import run_script
 from horsies.db.statements.schedules import (
     find_due_schedules,
@@ -34,16 +36,44 @@ from tests.support.scheduling import (
     database_now,
     enter,
     make_due,
+    run_slots,
     schedule,
     slots,
     state,
     tasks,
     tick,
     tick_at_once,
+    workflow_schedule,
 )
 from tests.support.statements import count_statements
 
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
+
+
+class Kind(NamedTuple):
+    """What schedules start: tasks or runs."""
+
+    schedule: Callable[..., TaskSchedule | WorkflowSchedule]
+    slots: Callable[[Database, str], list[datetime]]
+    change: LiteralString
+    unfinished: Sequence[str]
+    ended: str
+
+
+TASKS = Kind(
+    schedule,
+    slots,
+    "UPDATE horsies_tasks SET status = %s",
+    ("PENDING", "CLAIMED", "RUNNING"),
+    "COMPLETED",
+)
+RUNS = Kind(
+    workflow_schedule,
+    run_slots,
+    "UPDATE horsies_workflows SET status = %s",
+    ("PENDING", "RUNNING", "PAUSED"),
+    "FAILED",
+)
 
 
 def test_a_due_slot_becomes_a_task_and_the_next_one_is_noted(
@@ -229,32 +259,34 @@ def test_the_slot_is_passed_to_a_task_that_asks_for_it(
     assert moments == [first, first + HOUR]
 
 
-@pytest.mark.parametrize("status", ["PENDING", "CLAIMED", "RUNNING"])
-def test_overlap_waits_for_or_gives_way_to_an_unfinished_task(
-    connection: Database, make_app: MakeApp, status: str
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        *(pytest.param(TASKS, status, id=f"task-{status}") for status in TASKS.unfinished),
+        *(pytest.param(RUNS, status, id=f"run-{status}") for status in RUNS.unfinished),
+    ],
+)
+def test_overlap_waits_for_or_gives_way_to_an_unfinished_task_or_run(
+    connection: Database, make_app: MakeApp, kind: Kind, status: str
 ) -> None:
-    app = make_app(
-        schedule("allow", overlap="allow"),
-        schedule("skip", overlap="skip"),
-        schedule("queue", overlap="queue"),
-    )
-    registry = enter(connection, app)
+    names = ("allow", "skip", "queue")
+    registry = enter(connection, make_app(*(kind.schedule(name, overlap=name) for name in names)))
     first = ago(connection, 3_601)
     make_due(connection, first)
     tick(connection, registry)
-    connection.execute("UPDATE horsies_tasks SET status = %s", (status,))
+    connection.execute(kind.change, (status,))
     second = ago(connection, 1)
     make_due(connection, second)
     tick(connection, registry)
-    assert slots(connection, "allow") == [first + HOUR, second]
-    assert slots(connection, "skip") == slots(connection, "queue") == [first + HOUR]
+    assert kind.slots(connection, "allow") == [first + HOUR, second]
+    assert kind.slots(connection, "skip") == kind.slots(connection, "queue") == [first + HOUR]
     skipped, queued = state(connection, "skip"), state(connection, "queue")
     assert (skipped["skip_reason"], skipped["next_run_at"]) == ("OVERLAP", second + HOUR)
     assert (queued["next_run_at"], queued["run_count"]) == (second, 1)
-    connection.execute("UPDATE horsies_tasks SET status = 'COMPLETED'")
+    connection.execute(kind.change, (kind.ended,))
     tick(connection, registry)
-    assert slots(connection, "queue") == [first + HOUR, second]
-    assert slots(connection, "skip") == [first + HOUR]
+    assert kind.slots(connection, "queue") == [first + HOUR, second]
+    assert kind.slots(connection, "skip") == [first + HOUR]
 
 
 def test_a_waiting_schedule_does_not_keep_the_scheduler_busy(

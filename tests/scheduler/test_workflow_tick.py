@@ -119,31 +119,6 @@ def test_without_catch_up_the_latest_missed_slot_is_started(
     assert state(connection, "books")["skip_reason"] == "MISSED"
 
 
-@pytest.mark.parametrize("status", ["PENDING", "RUNNING", "PAUSED"])
-def test_overlap_waits_for_or_gives_way_to_an_unfinished_run(
-    connection: Database, make_app: MakeApp, status: str
-) -> None:
-    names = ("allow", "skip", "queue")
-    app = make_app(*(workflow_schedule(name, overlap=name) for name in names))
-    registry = enter(connection, app)
-    first = ago(connection, 3_601)
-    make_due(connection, first)
-    tick(connection, registry)
-    connection.execute("UPDATE horsies_workflows SET status = %s", (status,))
-    second = ago(connection, 1)
-    make_due(connection, second)
-    tick(connection, registry)
-    assert run_slots(connection, "allow") == [first + HOUR, second]
-    assert run_slots(connection, "skip") == run_slots(connection, "queue") == [first + HOUR]
-    skipped, queued = state(connection, "skip"), state(connection, "queue")
-    assert (skipped["skip_reason"], skipped["next_run_at"]) == ("OVERLAP", second + HOUR)
-    assert (queued["next_run_at"], queued["run_count"]) == (second, 1)
-    connection.execute("UPDATE horsies_workflows SET status = 'FAILED'")
-    tick(connection, registry)
-    assert run_slots(connection, "queue") == [first + HOUR, second]
-    assert run_slots(connection, "skip") == [first + HOUR]
-
-
 def test_a_run_between_two_of_its_nodes_is_unfinished(
     connection: Database, make_app: MakeApp
 ) -> None:

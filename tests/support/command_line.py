@@ -17,3 +17,11 @@ class Finished:
 
 
 Run: TypeAlias = Callable[..., Finished]
+
+
+def assert_unreachable(finished: Finished) -> None:
+    """Check the report about a database that cannot be reached: one sentence without a password."""
+    assert (finished.code, finished.out) == (1, "")
+    assert "Traceback" not in finished.err
+    assert "hunter2" not in finished.err
+    assert "start PostgreSQL" in finished.err

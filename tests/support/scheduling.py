@@ -15,6 +15,7 @@ from horsies.app import Horsies
 from horsies.config.schedules import TaskSchedule, WorkflowSchedule
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import run_script
+from horsies.db.statements.schedules import find_due_schedules
 from horsies.retry import RetryPolicy
 from horsies.scheduler import tick as tick_module
 from horsies.scheduler.registry import Registry, store_configured
@@ -209,6 +210,16 @@ def _by_slot(connection: Database, table: str, name: str | None) -> list[dict[st
     with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
         rows = cursor.execute(query.format(sql.Identifier(table)), {"name": name}).fetchall()
     return [{key: in_utc(value) for key, value in row.items()} for row in rows]
+
+
+def stored_schedule(connection: Database, app: Horsies) -> TaskSchedule | WorkflowSchedule:
+    """Make the only schedule due, and return it as a scheduler reads it from the database."""
+    make_due(connection, LONG_AGO)
+    registry = registry_of(app)
+    (due,) = find_due_schedules.run(connection, registry.find_due()[1])
+    entry = registry.entry_of(due)
+    assert entry is not None
+    return entry.schedule
 
 
 def run_slots(connection: Database, name: str | None = "books") -> list[datetime]:

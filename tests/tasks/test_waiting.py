@@ -326,28 +326,25 @@ def test_a_thread_that_died_is_replaced(process_url: str, connection: Database) 
     waiters.close()
 
 
-def test_a_forked_child_can_send_and_wait_without_harm_to_its_parent(process_url: str) -> None:
-    program = Path(__file__).parents[1] / "support" / "apps" / "fork_program.py"
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        pytest.param("fork_program.py", ["child:2", "parent:1", "again:3"], id="sends and waits"),
+        pytest.param("fork_close_program.py", ["child:0"], id="closes"),
+    ],
+)
+def test_a_forked_child_does_no_harm_whatever_its_parent_was_doing(
+    process_url: str, program: str, words: list[str]
+) -> None:
+    path = Path(__file__).parents[1] / "support" / "apps" / program
     done = subprocess.run(
-        [sys.executable, str(program), process_url],
+        [sys.executable, str(path), process_url],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.stdout.split() == ["child:2", "parent:1", "again:3"], done.stderr
-
-
-def test_a_forked_child_can_close_whatever_its_parent_was_doing(process_url: str) -> None:
-    program = Path(__file__).parents[1] / "support" / "apps" / "fork_close_program.py"
-    done = subprocess.run(
-        [sys.executable, str(program), process_url],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stdout.split() == ["child:0"], done.stderr
+    assert done.stdout.split() == words, done.stderr
 
 
 def test_a_forked_child_may_begin_with_many_threads_at_once(process_url: str) -> None:
