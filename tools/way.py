@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "src" / "horsies"
 TRACER = REPOSITORY / "tools" / "trace"
 STATIONS = REPOSITORY / "docs" / "internals" / "one-task.md"
-RECORDINGS = 5
+RECORDINGS = 25
 # The maximum number of files on the main line that a reader follows. This number must only
 # decrease.
 MAIN_LINE_MAX = 14
