@@ -227,3 +227,9 @@ def test_results_are_kept_one_by_one_and_drawn_as_a_table(
         "| each | 2 | 3 (2-10) | - |",
         "| more | 2 | 2 | 1,500 |",
     ]
+
+
+def test_the_saved_drains_of_many_workers_have_the_names_that_the_table_reads() -> None:
+    table = saved.markdown("workers.json", "now", "workers", saved.WORKERS)
+    (strict,) = [line for line in table.splitlines() if "strict tasks" in line]
+    assert "| - |" not in strict
