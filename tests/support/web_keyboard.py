@@ -18,7 +18,7 @@ FOCUS = """() => { const at = document.activeElement; return at === document.bod
 THEMES = ("light", "dark")
 # WCAG 2.1, 1.4.11: the contrast of what shows the focus.
 CONTRAST_MIN = 3.0
-# Presses of Tab before the next look at what they reached; each look takes as long as several presses.
+# Presses of Tab before the next check of what they reached; a check takes as long as several presses.
 BATCH = 8
 # Tabs beyond the number of parts of a page: the browser's own places, and parts of a live update.
 SPARE_TABS = 12

@@ -55,7 +55,7 @@ class Visitor:
         return notice
 
     def finish(self, order_id: str) -> dict[str, Any]:
-        """Wait for the end of an order, which goes on while this loop runs; return its document."""
+        """Wait for the end of an order, which continues while this loop runs; return its document."""
         found: dict[str, Any] = {}
 
         def has_ended() -> bool:
