@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner
 
-from horsies import Horsies
 from horsies.cli.main import command_line
-from tests.support.replicated_server import ReplicatedServer
+from tests.support.replicated_server import ReplicatedServer, sent_to_standby
 
 READ_ONLY = "PostgreSQL takes only reads here, as a standby does"
 
@@ -18,15 +17,7 @@ READ_ONLY = "PostgreSQL takes only reads here, as a standby does"
 def replica() -> Iterator[tuple[str, str]]:
     """The URL of a standby, and the id of a waiting task that it has received."""
     with ReplicatedServer() as servers:
-        producer = Horsies(f"{servers.url}&options=-c%20synchronous_commit%3Dremote_apply")
-
-        @producer.task("add")
-        def add(a: int, b: int) -> int:
-            return a + b
-
-        # Returns once the standby has applied the commit.
-        task_id = add.enqueue(1, 2).task_id
-        producer.close()
+        task_id = sent_to_standby(servers)
         yield servers.standby.url, task_id
 
 

@@ -15,6 +15,7 @@ from horsies.db.statements.turn import (
     claim_tasks,
 )
 from horsies.worker.connection import TURN_SETTINGS
+from tests.support.query_plans import rows_read
 from tests.support.rows import add_task
 
 ASYNC = '{"async":true,"retry_policy":null,"good_until":null}'
@@ -99,18 +100,6 @@ def test_windows_are_filled_with_ordinary_tasks_only(
     assert found == [mixed[0], mixed[2], mixed[4]]
 
 
-def rows_read(connection: Connection[Any], pipeline: Pipeline) -> int:
-    """How many rows and index entries of tasks have been read, by any way."""
-    for one in (pipeline.connection, connection):
-        one.execute("SELECT pg_stat_force_next_flush()")
-    row = connection.execute(
-        "SELECT sum(seq_tup_read) + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes "
-        "WHERE relname = 'horsies_tasks') FROM pg_stat_user_tables WHERE relname = 'horsies_tasks'"
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
 @pytest.mark.parametrize("count", [0, 1, 40])
 def test_a_backlog_of_ordinary_tasks_does_not_hold_up_claims_of_async_ones(
     connection: Connection[Any], pipeline: Pipeline, count: int
@@ -122,7 +111,7 @@ def test_a_backlog_of_ordinary_tasks_does_not_hold_up_claims_of_async_ones(
     claimed(pipeline, request(100, is_async=True))
     connection.execute(FILL, (ORDINARY, False, 20_000))
     last = add_task(connection, task_options=ASYNC)
-    before = rows_read(connection, pipeline)
+    before = rows_read(pipeline.connection, connection)
     assert claimed(pipeline, request(10, is_async=True)) == [last]
     assert claimed(pipeline, request(10, is_async=True)) == []
-    assert rows_read(connection, pipeline) - before < 200
+    assert rows_read(pipeline.connection, connection) - before < 200

@@ -12,6 +12,7 @@ from psycopg import Connection
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import ClaimTasks, CompleteTasks, claim_tasks, complete_tasks
 from horsies.worker.connection import TURN_SETTINGS
+from tests.support.query_plans import rows_read
 
 FILL = """
 INSERT INTO horsies_tasks (id, task_name, queue_name, enqueue_sha)
@@ -33,17 +34,6 @@ def turn(pipeline: Pipeline) -> None:
     assert len(pipeline.run([(complete_tasks, done)])[0]) == 2
 
 
-def rows_read(connection: Connection[Any]) -> int:
-    """How many rows and index entries of tasks have been read, by any way."""
-    connection.execute("SELECT pg_stat_force_next_flush()")
-    row = connection.execute(
-        "SELECT sum(seq_tup_read) + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes "
-        "WHERE relname = 'horsies_tasks') FROM pg_stat_user_tables WHERE relname = 'horsies_tasks'"
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
 @pytest.mark.parametrize("count", [2, 4, 40])
 def test_a_plan_made_on_an_almost_empty_table_serves_a_full_one(
     connection: Connection[Any], pipeline: Pipeline, count: int
@@ -52,8 +42,6 @@ def test_a_plan_made_on_an_almost_empty_table_serves_a_full_one(
     connection.execute("VACUUM (ANALYZE) horsies_tasks")
     turn(pipeline)
     connection.execute(FILL, (20_000,))
-    pipeline.connection.execute("SELECT pg_stat_force_next_flush()")
-    before = rows_read(connection)
+    before = rows_read(pipeline.connection, connection)
     turn(pipeline)
-    pipeline.connection.execute("SELECT pg_stat_force_next_flush()")
-    assert rows_read(connection) - before < 200
+    assert rows_read(pipeline.connection, connection) - before < 200

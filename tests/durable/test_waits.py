@@ -525,17 +525,6 @@ def test_retention_deletes_the_record_of_an_ended_run_and_none_of_a_parked_one(
     assert error.error_code == "TASK_NOT_FOUND", "the result of a deleted child"
 
 
-def test_a_parked_run_is_cancelled_at_once(app: Horsies) -> None:
-    @app.durable("endless")
-    def endless(ctx: Durable) -> None:
-        ctx.wait_signal("never")
-
-    sent = endless.enqueue()
-    run_pending(app)
-    sent.cancel().unwrap()
-    assert info_of(sent).status is TaskStatus.CANCELLED
-
-
 def test_good_until_limits_the_start_of_a_run_and_ends_with_its_first_wait(app: Horsies) -> None:
     @app.durable("onboard")
     def onboard(ctx: Durable) -> str:

@@ -114,3 +114,11 @@ def pytest_runtest_makereport(
         for fleet in item.stash.get(FLEETS, []):
             report.sections.extend(fleet.logs())
     return report
+
+
+@pytest.fixture
+def durable(programs: ModuleType) -> Iterator[ModuleType]:
+    """The application of durable functions."""
+    module = importlib.import_module("tests.support.apps.durable")
+    yield module
+    module.app.close()

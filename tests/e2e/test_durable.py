@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import random
@@ -35,13 +34,6 @@ IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
 RUNS, KILLS, WORKER_KILLS = (300, 600, 20) if IS_LONG else (12, 25, 1)
 # The async functions among them run side by side in a child of their own.
 ASYNC = ("--async-children", "1", "--async-slots", "4")
-
-
-@pytest.fixture
-def durable(programs: ModuleType) -> Iterator[ModuleType]:
-    module = importlib.import_module("tests.support.apps.durable")
-    yield module
-    module.app.close()
 
 
 @pytest.fixture

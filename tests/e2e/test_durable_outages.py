@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 from collections.abc import Iterator
@@ -39,13 +38,6 @@ END_CHILDREN = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE application_name LIKE 'horsies:child%' AND datname = current_database()"
 )
-
-
-@pytest.fixture
-def durable(programs: ModuleType) -> Iterator[ModuleType]:
-    module = importlib.import_module("tests.support.apps.durable")
-    yield module
-    module.app.close()
 
 
 @pytest.fixture

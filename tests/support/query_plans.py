@@ -77,3 +77,19 @@ def task_reads(connection: Connection[Any], step: Step) -> Any:
     assert before is not None
     assert after is not None
     return rows, *(int(new - old) for old, new in zip(before, after, strict=True))
+
+
+def rows_read(*connections: Connection[Any]) -> int:
+    """Count the rows and index entries of tasks that have been read, including by these sessions."""
+    for one in connections:
+        one.execute("SELECT pg_stat_force_next_flush()")
+    row = (
+        connections[-1]
+        .execute(
+            "SELECT sum(seq_tup_read) + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes "
+            "WHERE relname = 'horsies_tasks') FROM pg_stat_user_tables WHERE relname = 'horsies_tasks'"
+        )
+        .fetchone()
+    )
+    assert row is not None
+    return int(row[0])

@@ -20,6 +20,7 @@ from typing import Literal, Self
 
 import psycopg
 
+from horsies import Horsies
 from horsies.db.server_programs import usable_programs
 from tests.support.ports import free_port
 from tests.support.wait import wait_until
@@ -197,3 +198,17 @@ def _is_followed(primary: Server) -> bool:
     query = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
     with psycopg.connect(primary.url, autocommit=True) as connection:
         return connection.execute(query).fetchone() is not None
+
+
+def sent_to_standby(servers: ReplicatedServer) -> str:
+    """Send a task that nobody runs, and return its id once the standby has received it."""
+    producer = Horsies(f"{servers.url}&options=-c%20synchronous_commit%3Dremote_apply")
+
+    @producer.task("add")
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    # Returns once the standby has applied the commit.
+    task_id = add.enqueue(1, 2).task_id
+    producer.close()
+    return task_id

@@ -8,22 +8,14 @@ import httpx
 
 from horsies import Horsies
 from horsies.web import ViewOnly, create_app
-from tests.support.replicated_server import ReplicatedServer
+from tests.support.replicated_server import ReplicatedServer, sent_to_standby
 
 PAGES = ("/", "/tasks", "/failures", "/queues", "/workers", "/workflows", "/schedules", "/metrics")
 
 
 def test_every_page_is_served_from_a_standby() -> None:
     with ReplicatedServer() as servers:
-        producer = Horsies(f"{servers.url}&options=-c%20synchronous_commit%3Dremote_apply")
-
-        @producer.task("add")
-        def add(a: int, b: int) -> int:
-            return a + b
-
-        # Returns once the standby has applied the commit.
-        task_id = add.enqueue(1, 2).task_id
-        producer.close()
+        task_id = sent_to_standby(servers)
         reader = Horsies(servers.standby.url, migrate=False)
         paths = (*PAGES, f"/tasks/{task_id}", f"/tasks/{task_id}/explain")
         assert asyncio.run(_statuses(reader, paths)) == dict.fromkeys(paths, 200)

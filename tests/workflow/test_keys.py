@@ -17,7 +17,7 @@ from horsies import (
     WorkflowStartErrorCode,
     from_node,
 )
-from horsies.db.statements.turn import CompleteTasks, RetryTasks, complete_tasks, retry_tasks
+from horsies.db.statements.turn import CompleteTasks, complete_tasks
 from horsies.db.statements.workflows import lock_runs
 from horsies.errors import WorkflowValidationError
 from horsies.ids import new_id
@@ -25,7 +25,7 @@ from horsies.tasks.keys import lane_of
 from horsies.workflow.run.listing import audit
 from tests.support.applications import Task
 from tests.support.database import Database
-from tests.support.keys import Ring, limit
+from tests.support.keys import Ring, limit, retry
 from tests.support.turns import Tasks
 from tests.support.wait import wait_until
 
@@ -142,20 +142,7 @@ def test_a_task_that_runs_counts_in_its_lane_while_its_run_is_paused(
     (task,) = ring.take()
     handle.pause().unwrap()
     assert rows(connection) == [("sync", *keyed("acme"))]
-    values = RetryTasks(
-        "w",
-        [task.id],
-        [task.generation],
-        [0.0],
-        ["FAILED"],
-        ["X"],
-        ["x"],
-        [None],
-        [None],
-        [9],
-        [None],
-    )
-    assert retry_tasks.run(connection, values)
+    retry(connection, task, 0.0)
     assert rows(connection) == [("sync", "acme", None, True)], "it waits for the resume"
     assert ring.take() == []
     handle.resume().unwrap()
