@@ -49,13 +49,13 @@ from horsies.tasks.invoke import (
     mismatch_error,
     run_coroutine,
 )
+from horsies.tasks.transaction import AsyncTaskTransaction, TaskTransaction
 from horsies.worker.child import durable_run, payload
 from horsies.worker.child.builtin_tasks import is_builtin, run_builtin
 from horsies.worker.child.node_arguments import build_call
 from horsies.worker.child.process_state import clear_timers, log_safely
 from horsies.worker.child.transact import (
     AsyncAttemptTransaction,
-    AttemptRecord,
     AttemptTransaction,
     Ended,
     Transactions,
@@ -420,8 +420,8 @@ async def _executed_async(
             given = transactions or Transactions(app)
             return await _await_durable(app, definition, assignment, call, given)
         if definition.signature.transaction is not None:
-            record = AttemptRecord(transactions or Transactions(app), definition, assignment)
-            return await _await_in_transaction(app, definition, assignment, call, record)
+            given = transactions or Transactions(app)
+            return await _await_in_transaction(app, definition, assignment, call, given)
         returned = await await_function(app.config, definition, call.args, call.kwargs)
         if isinstance(returned, TaskError) and _is_stop(returned.exception):
             # the worker has stopped the task and records the outcome with its reason
@@ -474,22 +474,24 @@ def _execute(
         return awaited
     if (parameter := definition.signature.transaction) is None:
         return _encode(app, definition, assignment, _call(app, definition, call))
-    record = AttemptRecord(transactions or Transactions(app), definition, assignment)
+    given = transactions or Transactions(app)
     if definition.is_async:
-        coroutine = _await_in_transaction(app, definition, assignment, call, record)
+        coroutine = _await_in_transaction(app, definition, assignment, call, given)
         reported: ChildReport = run_coroutine(coroutine)
         return reported
-    transaction = AttemptTransaction(record, assignment)
+    transaction = AttemptTransaction(given, definition, assignment)
+    call.kwargs[parameter] = TaskTransaction(assignment.attempt, assignment.generation, transaction)
     try:
-        call.kwargs[parameter] = transaction.given
         returned = _call_until_stop(app, definition, call)
         ended = transaction.recorded()
-        if (stop := _stop_of(returned)) is not None:
-            return _end_of_stopped(assignment, stop, ended)
-        report = _encode(app, definition, assignment, transaction.judged(returned))
+        if isinstance(returned, TaskError):
+            if (stop := _stop_of(returned)) is not None:
+                return _end_of_stopped(assignment, stop, ended)
+            returned = transaction.judged(returned)
+        report = _encode(app, definition, assignment, returned)
         if ended is None and report.ok and transaction.is_open:
             ended = transaction.finish(report.result_json)
-        return _with_transaction(assignment, report, ended)
+        return report if ended is None else _with_transaction(assignment, report, ended)
     finally:
         transaction.close()
 
@@ -543,20 +545,23 @@ async def _await_in_transaction(
     definition: TaskDefinition,
     assignment: Assignment,
     call: BoundCall,
-    record: AttemptRecord,
+    transactions: Transactions,
 ) -> ChildReport:
     """Run a task's coroutine with its transaction, on the running event loop."""
-    transaction = AsyncAttemptTransaction(record, assignment)
+    transaction = AsyncAttemptTransaction(transactions, definition, assignment)
+    given = AsyncTaskTransaction(assignment.attempt, assignment.generation, transaction)
     try:
-        kwargs = {**call.kwargs, definition.signature.transaction or "": transaction.given}
+        kwargs = {**call.kwargs, definition.signature.transaction or "": given}
         awaited = await await_function(app.config, definition, call.args, kwargs)
         ended = await transaction.recorded()
-        if (stop := _stop_of(awaited)) is not None:
-            return _end_of_stopped(assignment, stop, ended)
-        report = _encode(app, definition, assignment, transaction.judged(awaited))
+        if isinstance(awaited, TaskError):
+            if (stop := _stop_of(awaited)) is not None:
+                return _end_of_stopped(assignment, stop, ended)
+            awaited = transaction.judged(awaited)
+        report = _encode(app, definition, assignment, awaited)
         if ended is None and report.ok and transaction.is_open:
             ended = await transaction.finish(report.result_json)
-        return _with_transaction(assignment, report, ended)
+        return report if ended is None else _with_transaction(assignment, report, ended)
     finally:
         await transaction.close()
 
@@ -603,16 +608,10 @@ def _recorded(assignment: Assignment, result_json: str, ended: Ended) -> ChildRe
     return report._replace(transaction=ended.end)
 
 
-def _with_transaction(
-    assignment: Assignment, report: ChildReport, ended: Ended | None
-) -> ChildReport:
-    """Return a task's report, adjusted to the end of its transaction.
-
-    ``ended`` is None if the task used no transaction, or failed. A success that the task has recorded in
-    its own transaction counts even if the task failed afterwards.
+def _with_transaction(assignment: Assignment, report: ChildReport, ended: Ended) -> ChildReport:
+    """Return a task's report, adjusted to the end of its transaction. A success that the task has recorded
+    in its own transaction counts even if the task failed afterwards.
     """
-    if ended is None:
-        return report
     if ended.recorded is not None:
         return _recorded(assignment, ended.recorded, ended)
     if report.ok and ended.error is not None:

@@ -61,7 +61,7 @@ from horsies.result import Err
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.outcome import locking_steps
-from horsies.tasks.transaction import CALLED_DIRECTLY, AsyncTaskTransaction, TaskTransaction
+from horsies.tasks.transaction import CALLED_DIRECTLY
 from horsies.worker.child.payload import stored_result, stored_result_async
 from horsies.worker.child.process_state import disarm_stops, stops_deferred
 from horsies.worker.protocol import Assignment, TransactionEnd
@@ -114,7 +114,8 @@ class Transactions:
     def __init__(self, app: Horsies, worker_id: str = "") -> None:
         self._app = app
         self.worker_id = worker_id
-        self._lock = threading.Lock()
+        # Held while the pool or the parts of an attempt are created.
+        self.lock = threading.Lock()
         self._pool: Pool | None = None
         self._async_pools: dict[asyncio.AbstractEventLoop, AsyncPool] = {}
 
@@ -134,7 +135,7 @@ class Transactions:
         if (pool := self._pool) is not None:
             return pool
         refuse_if(not self.worker_id, CALLED_DIRECTLY)
-        with self._lock:
+        with self.lock:
             if self._pool is None:
                 self._pool = open_pool(self.database, SESSIONS_MAX)
             return self._pool
@@ -147,7 +148,7 @@ class Transactions:
         return pool
 
     def close(self) -> None:
-        with self._lock:
+        with self.lock:
             if self._pool is not None:
                 self._pool.close()
         for pool in self._async_pools.values():
@@ -508,28 +509,53 @@ async def await_calls(calls: Calls[Answer]) -> Answer:
 
 
 class AttemptTransaction:
-    """One attempt's transaction, from the first use of its connection to COMMIT or ROLLBACK."""
+    """One attempt's transaction, from the first use of its connection to COMMIT or ROLLBACK.
 
-    def __init__(self, record: AttemptRecord, assignment: Assignment) -> None:
-        self._record = record
-        self._attempt = Attempt(record, record.transactions.pool, TaskSession, record.stored)
-        self._lock = threading.Lock()
-        self.judged = self._attempt.judged
-        self.given = TaskTransaction(assignment.attempt, assignment.generation, self)
+    Its parts are created when the task first uses it, because they would make a task that declares a
+    transaction without using it a third more expensive for its child than any other task.
+    """
+
+    __slots__ = ("_assignment", "_attempt", "_definition", "_is_over", "_lock", "_transactions")
+
+    def __init__(
+        self, transactions: Transactions, definition: TaskDefinition, assignment: Assignment
+    ) -> None:
+        self._transactions = transactions
+        self._definition = definition
+        self._assignment = assignment
+        self._attempt: Attempt | None = None
+        self._is_over = False
 
     @property
     def is_open(self) -> bool:
         """Whether the task has used its ``connection``."""
-        return self._attempt.session is not None
+        return self._attempt is not None and self._attempt.session is not None
+
+    def _parts(self) -> Attempt:
+        """Return the steps of this attempt; create them at the first call, which may come from any thread."""
+        with self._transactions.lock:
+            if self._attempt is None:
+                record = AttemptRecord(self._transactions, self._definition, self._assignment)
+                self._lock = threading.Lock()
+                self._attempt = Attempt(record, self._transactions.pool, TaskSession, record.stored)
+            return self._attempt
+
+    def _use(self) -> Attempt:
+        attempt = self._parts()
+        # Checked after the parts exist: ``close`` sets this flag before it checks whether there are parts. So
+        # either this check refuses a late thread, or ``close`` ends the attempt of this thread.
+        refuse_if(self._is_over, OVER)
+        return attempt
 
     def connection(self) -> Connection[Any]:
+        attempt = self._use()
         with self._lock:
-            found: Connection[Any] = make_calls(self._attempt.connection())
+            found: Connection[Any] = make_calls(attempt.connection())
             return found
 
     def record_in(self, transaction: object, result: object) -> None:
         """Record a success in a framework's open transaction, which the task itself commits."""
-        record = self._record
+        record = self._use().record
         text = record.encoded(result, self.is_open)
         refuse_if(is_nested(transaction), _NESTED)
         stored = record.stored(text)
@@ -545,52 +571,86 @@ class AttemptTransaction:
         """Return the end of a task that recorded its outcome in its own transaction; None if it did not
         record an outcome.
         """
-        record = self._record
-        if record.result is None:
+        if self._attempt is None or self._attempt.record.result is None:
             return None
+        record = self._attempt.record
         try:
             with record.transactions.database.connection() as connection:
                 return run_script(connection, record.confirming())
         except Exception as error:
             return record.unconfirmed(error)
 
+    def judged(self, error: TaskError) -> Returned:
+        return self._parts().judged(error)
+
     def finish(self, result_json: str) -> Ended:
         disarm_stops()
-        return make_calls(self._attempt.finish(result_json))
+        return make_calls(self._parts().finish(result_json))
 
     def close(self) -> None:
-        self._record.is_over = True
+        self._is_over = True
+        if (attempt := self._attempt) is None:
+            return
+        attempt.record.is_over = True
         with self._lock:
             if self.is_open:
-                make_calls(self._attempt.close())
+                make_calls(attempt.close())
 
 
 class AsyncAttemptTransaction:
     """``AttemptTransaction`` for a coroutine."""
 
-    def __init__(self, record: AttemptRecord, assignment: Assignment) -> None:
-        self._record = record
-        self._attempt = Attempt(
-            record, record.transactions.pool_async, AsyncTaskSession, record.stored_async
-        )
-        self._opening = asyncio.Lock()
+    __slots__ = (
+        "_assignment",
+        "_attempt",
+        "_definition",
+        "_is_over",
+        "_opening",
+        "_task",
+        "_transactions",
+    )
+
+    def __init__(
+        self, transactions: Transactions, definition: TaskDefinition, assignment: Assignment
+    ) -> None:
+        self._transactions = transactions
+        self._definition = definition
+        self._assignment = assignment
+        self._attempt: Attempt | None = None
+        self._is_over = False
         # The task's code may call record_in in another asyncio task, which a stop of this asyncio task would
         # cancel too.
         self._task = asyncio.current_task()
-        self.judged = self._attempt.judged
-        self.given = AsyncTaskTransaction(assignment.attempt, assignment.generation, self)
 
     @property
     def is_open(self) -> bool:
-        return self._attempt.session is not None
+        """Whether the task has used its ``connection``."""
+        return self._attempt is not None and self._attempt.session is not None
+
+    def _parts(self) -> Attempt:
+        """Return the steps of this attempt; create them at the first call."""
+        with self._transactions.lock:
+            if self._attempt is None:
+                record = AttemptRecord(self._transactions, self._definition, self._assignment)
+                self._opening = asyncio.Lock()
+                self._attempt = Attempt(
+                    record, self._transactions.pool_async, AsyncTaskSession, record.stored_async
+                )
+            return self._attempt
+
+    def _use(self) -> Attempt:
+        attempt = self._parts()
+        refuse_if(self._is_over, OVER)
+        return attempt
 
     async def connection(self) -> AsyncConnection[Any]:
+        attempt = self._use()
         async with self._opening:
-            found: AsyncConnection[Any] = await await_calls(self._attempt.connection())
+            found: AsyncConnection[Any] = await await_calls(attempt.connection())
             return found
 
     async def record_in(self, transaction: object, result: object) -> None:
-        record = self._record
+        record = self._use().record
         text = record.encoded(result, self.is_open)
         refuse_if(is_nested(transaction), _NESTED)
         stored = await record.stored_async(text)
@@ -603,21 +663,26 @@ class AsyncAttemptTransaction:
             record.note(rows, text)
 
     async def recorded(self) -> Ended | None:
-        record = self._record
-        if record.result is None:
+        if self._attempt is None or self._attempt.record.result is None:
             return None
+        record = self._attempt.record
         try:
             async with record.transactions.database.connection_async() as connection:
                 return await run_script_async(connection, record.confirming())
         except Exception as error:
             return record.unconfirmed(error)
 
+    def judged(self, error: TaskError) -> Returned:
+        return self._parts().judged(error)
+
     async def finish(self, result_json: str) -> Ended:
         defer_cancel()
-        return await await_calls(self._attempt.finish(result_json))
+        return await await_calls(self._parts().finish(result_json))
 
     async def close(self) -> None:
-        await await_calls(self._attempt.close())
+        self._is_over = True
+        if self._attempt is not None:
+            await await_calls(self._attempt.close())
 
 
 def defer_cancel() -> None:
