@@ -22,6 +22,8 @@ from horsies.db.statement import Step
 # Constants, because accessing an enum member takes 0.1 to 0.5 µs.
 _SYNC = ExecStatus.PIPELINE_SYNC
 _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE)
+# The name of the prepared COMMIT.
+_COMMIT = b"horsies_commit"
 
 
 class OwnStatements:
@@ -52,24 +54,47 @@ class OwnStatements:
         """Execute the statements and then COMMIT, in one round trip. If a statement fails, nothing is
         committed.
         """
-        pgconn = self._connection.pgconn
+        pgconn, prepared = self._connection.pgconn, self._prepared
         schema, payloads = self._installation.schema, self._installation.payloads
-        texts = [statement.texts(statement.stored(params, payloads)) for statement, params in steps]
+        texts = [
+            statement.texts(statement.stored(params, payloads)) if params else []
+            for statement, params in steps
+        ]
         refuse_oversized(steps, texts)
         pgconn.enter_pipeline_mode()
-        count = 1
-        for (statement, _), values in zip(steps, texts, strict=True):
-            count += send_statement(pgconn, statement, values, schema, self._prepared)
-        pgconn.send_query_params(b"COMMIT", None)
+        count = self._send_commit_last(pgconn, steps, texts, schema)
         pgconn.pipeline_sync()
         results = self._connection.wait(_read_group(pgconn, count))
         if not results or results[-1].status != _SYNC:
             raise _failure(results) or OperationalError(pgconn.get_error_message())
         pgconn.exit_pipeline_mode()
         if results[-2].command_status != b"COMMIT":
-            self.is_doubtful = count > len(steps) + 1
+            self.is_doubtful = prepared is not None and count > len(steps) + 1
             answered = OperationalError("the server answered COMMIT with a rollback")
             raise _failure(results) or answered
+
+    def _send_commit_last(
+        self,
+        pgconn: PGconn,
+        steps: Sequence[Step],
+        texts: Sequence[list[bytes | None]],
+        schema: str,
+    ) -> int:
+        """Send the statements and COMMIT, and return how many results they have. COMMIT is prepared as well,
+        which saves the server 3 us each time.
+        """
+        prepared, count = self._prepared, 1
+        for (statement, _), values in zip(steps, texts, strict=True):
+            count += send_statement(pgconn, statement, values, schema, prepared)
+        if prepared is None:
+            pgconn.send_query_params(b"COMMIT", None)
+            return count
+        if _COMMIT not in prepared:
+            pgconn.send_prepare(_COMMIT, b"COMMIT")
+            prepared.add(_COMMIT)
+            count += 1
+        pgconn.send_query_prepared(_COMMIT, [])
+        return count
 
 
 def _read_group(pgconn: PGconn, count: int) -> PQGen[list[PGresult]]:

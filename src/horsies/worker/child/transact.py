@@ -4,8 +4,8 @@ to this worker and has this attempt's generation. If no row matches, the task be
 everything is rolled back. If a child is killed before COMMIT, the server rolls the transaction back; until
 then, the worker's own statement about the dead child's task waits for the row's lock.
 
-``AttemptRecord`` decides, ``Attempt`` has the steps, and ``AttemptTransaction`` and
-``AsyncAttemptTransaction`` execute them.
+``AttemptRecord`` and ``Attempt`` decide; ``AttemptTransaction`` and ``AsyncAttemptTransaction`` execute
+the statements.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Iterator
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import psycopg
 from psycopg import AsyncConnection, Connection
@@ -49,7 +48,9 @@ from horsies.db.task_transaction import (
     LOST,
     OVER,
     AnyTaskSession,
+    AsyncSessionConnection,
     AsyncTaskSession,
+    SessionConnection,
     TaskSession,
     open_pool,
     open_pool_async,
@@ -90,8 +91,7 @@ _CONFLICT = OperationalErrorCode.TRANSACTION_CONFLICT
 _NOT_COMMITTED = OperationalErrorCode.TRANSACTION_NOT_COMMITTED
 
 Returned: TypeAlias = TaskResult[Any, TaskError] | TaskError
-Answer = TypeVar("Answer")
-Calls: TypeAlias = Generator[Callable[[], Any], Any, Answer]
+AnySession = TypeVar("AnySession", TaskSession, AsyncTaskSession)
 
 
 class Ended(NamedTuple):
@@ -387,125 +387,43 @@ class AttemptRecord:
         return Ended(end, TaskError(error_code=code, message=message, exception=error))
 
 
-class Attempt:
-    """The steps of one attempt's transaction, for functions and coroutines. Each method is a generator that
-    yields calls; ``make_calls`` makes these calls, ``await_calls`` awaits them.
-    """
+class Attempt(Generic[AnySession]):
+    """The state of one attempt's transaction, and its decisions, for functions and coroutines."""
 
-    def __init__(
-        self,
-        record: AttemptRecord,
-        pool: Callable[[], Pool | AsyncPool],
-        session: Callable[[Any, str], AnyTaskSession],
-        stored: Callable[[str], Any],
-    ) -> None:
+    __slots__ = ("_lent", "_pool", "record", "session")
+
+    def __init__(self, record: AttemptRecord) -> None:
         self.record = record
-        self._stored = stored
-        self._find_pool = pool
-        self._make_session = session
         self._pool: Pool | AsyncPool | None = None
         self._lent: Lent[Any] | None = None
-        self.session: AnyTaskSession | None = None
-
-    def connection(self) -> Calls[Any]:
-        """Lend the connection to the task; the first call begins the transaction."""
-        self.check()
-        if self.session is None:
-            yield from self._begin()
-        assert self.session is not None
-        return self.session.lent
+        self.session: AnySession | None = None
 
     def check(self) -> None:
         refuse_if(self.record.is_over, OVER)
         refuse_if(self.record.result is not None, _TWO_TRANSACTIONS)
 
-    def _begin(self) -> Calls[None]:
-        pool = self._pool = self._find_pool()
-        try:
-            lent = yield pool.take
-            session = self._make_session(lent.connection, self.record.mark)
-            try:
-                yield session.begin
-            except BaseException:
-                pool.put(lent)
-                raise
-        except psycopg.Error:
-            self.record.was_lost = True
-            raise
-        self._lent, self.session = lent, session
+    def open(self, pool: Pool | AsyncPool, lent: Lent[Any], session: AnySession) -> None:
+        """Keep the session of a transaction that has begun."""
+        self._pool, self._lent, self.session = pool, lent, session
 
     def judged(self, returned: Returned) -> Returned:
         session = self.session
         return self.record.judged(returned, session is not None and session.is_lost)
 
-    def finish(self, result_json: str) -> Calls[Ended]:
-        """Record the success in the transaction and commit, without interruption by a stop."""
-        record, session = self.record, self.session
-        assert session is not None
+    def end(self, session: AnySession) -> Ended | None:
+        """End the task's access to its transaction; return the failure if the transaction cannot commit."""
         if session.is_forked:  # this process was forked by the task, and its parent commits
             os._exit(0)
-        record.is_over = True
-        if (problem := record.problem(session)) is not None:
-            return problem
-        try:
-            stored_json = yield partial(self._stored, result_json)
-            yield partial(session.finish, record.finishing(stored_json))
-        except BaseException as error:
-            return record.commit_failed(error, session)
-        self.abandon()  # nothing to roll back
-        return _COMMITTED
-
-    def close(self) -> Calls[None]:
-        """Roll the transaction back unless it has committed, and return the session to the pool for the
-        child's next task.
-        """
         self.record.is_over = True
-        if self.session is not None and not self.session.is_forked:
-            try:
-                yield self.session.give_up
-            finally:
-                self.abandon()
+        return self.record.problem(session)
 
     def abandon(self) -> None:
         """Return the session to the pool without a clean-up; the pool closes a session that is still inside a
         transaction.
         """
-        self.record.is_over = True
         lent, self._lent, self.session = self._lent, None, None
         if lent is not None and self._pool is not None:
             self._pool.put(lent)
-
-
-def make_calls(calls: Calls[Answer]) -> Answer:
-    """Make the calls of a generator one after another, and return the generator's result."""
-    try:
-        call = next(calls)
-        while True:
-            try:
-                answer = call()
-            except BaseException as error:
-                call = calls.throw(error)
-            else:
-                call = calls.send(answer)
-    except StopIteration as finished:
-        found: Answer = finished.value
-        return found
-
-
-async def await_calls(calls: Calls[Answer]) -> Answer:
-    """Like ``make_calls``, but for calls that return an awaitable."""
-    try:
-        call = next(calls)
-        while True:
-            try:
-                answer = await call()
-            except BaseException as error:
-                call = calls.throw(error)
-            else:
-                call = calls.send(answer)
-    except StopIteration as finished:
-        found: Answer = finished.value
-        return found
 
 
 class AttemptTransaction:
@@ -523,7 +441,7 @@ class AttemptTransaction:
         self._transactions = transactions
         self._definition = definition
         self._assignment = assignment
-        self._attempt: Attempt | None = None
+        self._attempt: Attempt[TaskSession] | None = None
         self._is_over = False
 
     @property
@@ -531,27 +449,45 @@ class AttemptTransaction:
         """Whether the task has used its ``connection``."""
         return self._attempt is not None and self._attempt.session is not None
 
-    def _parts(self) -> Attempt:
-        """Return the steps of this attempt; create them at the first call, which may come from any thread."""
+    def _parts(self) -> Attempt[TaskSession]:
+        """Return the parts; create them at the first call, which may come from any thread."""
         with self._transactions.lock:
             if self._attempt is None:
                 record = AttemptRecord(self._transactions, self._definition, self._assignment)
                 self._lock = threading.Lock()
-                self._attempt = Attempt(record, self._transactions.pool, TaskSession, record.stored)
+                self._attempt = Attempt(record)
             return self._attempt
 
-    def _use(self) -> Attempt:
-        attempt = self._parts()
+    def _use(self) -> Attempt[TaskSession]:
+        attempt = self._attempt or self._parts()
         # Checked after the parts exist: ``close`` sets this flag before it checks whether there are parts. So
         # either this check refuses a late thread, or ``close`` ends the attempt of this thread.
         refuse_if(self._is_over, OVER)
         return attempt
 
     def connection(self) -> Connection[Any]:
+        """Lend the connection to the task; the first call begins the transaction."""
         attempt = self._use()
         with self._lock:
-            found: Connection[Any] = make_calls(attempt.connection())
-            return found
+            attempt.check()
+            session = attempt.session or self._begin(attempt)
+            return session.lent
+
+    def _begin(self, attempt: Attempt[TaskSession]) -> TaskSession:
+        pool = self._transactions.pool()
+        try:
+            lent = pool.take()
+            try:
+                session = TaskSession(cast(SessionConnection, lent.connection), attempt.record.mark)
+                session.begin()
+            except BaseException:
+                pool.put(lent)
+                raise
+        except psycopg.Error:
+            attempt.record.was_lost = True
+            raise
+        attempt.open(pool, lent, session)
+        return session
 
     def record_in(self, transaction: object, result: object) -> None:
         """Record a success in a framework's open transaction, which the task itself commits."""
@@ -581,20 +517,38 @@ class AttemptTransaction:
             return record.unconfirmed(error)
 
     def judged(self, error: TaskError) -> Returned:
-        return self._parts().judged(error)
+        return (self._attempt or self._parts()).judged(error)
 
     def finish(self, result_json: str) -> Ended:
+        """Record the success in the transaction and commit, without interruption by a stop."""
         disarm_stops()
-        return make_calls(self._parts().finish(result_json))
+        attempt = self._attempt
+        assert attempt is not None
+        assert attempt.session is not None
+        record, session = attempt.record, attempt.session
+        if (problem := attempt.end(session)) is not None:
+            return problem
+        try:
+            session.finish(record.finishing(record.stored(result_json)))
+        except BaseException as error:
+            return record.commit_failed(error, session)
+        attempt.abandon()  # nothing to roll back
+        return _COMMITTED
 
     def close(self) -> None:
+        """Roll the transaction back unless it has committed, and return the session to the pool for the
+        child's next task.
+        """
         self._is_over = True
         if (attempt := self._attempt) is None:
             return
         attempt.record.is_over = True
         with self._lock:
-            if self.is_open:
-                make_calls(attempt.close())
+            if attempt.session is not None and not attempt.session.is_forked:
+                try:
+                    attempt.session.give_up()
+                finally:
+                    attempt.abandon()
 
 
 class AsyncAttemptTransaction:
@@ -616,7 +570,7 @@ class AsyncAttemptTransaction:
         self._transactions = transactions
         self._definition = definition
         self._assignment = assignment
-        self._attempt: Attempt | None = None
+        self._attempt: Attempt[AsyncTaskSession] | None = None
         self._is_over = False
         # The task's code may call record_in in another asyncio task, which a stop of this asyncio task would
         # cancel too.
@@ -627,27 +581,43 @@ class AsyncAttemptTransaction:
         """Whether the task has used its ``connection``."""
         return self._attempt is not None and self._attempt.session is not None
 
-    def _parts(self) -> Attempt:
-        """Return the steps of this attempt; create them at the first call."""
+    def _parts(self) -> Attempt[AsyncTaskSession]:
+        """Return the parts; create them at the first call."""
         with self._transactions.lock:
             if self._attempt is None:
                 record = AttemptRecord(self._transactions, self._definition, self._assignment)
                 self._opening = asyncio.Lock()
-                self._attempt = Attempt(
-                    record, self._transactions.pool_async, AsyncTaskSession, record.stored_async
-                )
+                self._attempt = Attempt(record)
             return self._attempt
 
-    def _use(self) -> Attempt:
-        attempt = self._parts()
+    def _use(self) -> Attempt[AsyncTaskSession]:
+        attempt = self._attempt or self._parts()
         refuse_if(self._is_over, OVER)
         return attempt
 
     async def connection(self) -> AsyncConnection[Any]:
         attempt = self._use()
         async with self._opening:
-            found: AsyncConnection[Any] = await await_calls(attempt.connection())
-            return found
+            attempt.check()
+            session = attempt.session or await self._begin(attempt)
+            return session.lent
+
+    async def _begin(self, attempt: Attempt[AsyncTaskSession]) -> AsyncTaskSession:
+        pool = self._transactions.pool_async()
+        try:
+            lent = await pool.take()
+            try:
+                connection = cast(AsyncSessionConnection, lent.connection)
+                session = AsyncTaskSession(connection, attempt.record.mark)
+                await session.begin()
+            except BaseException:
+                pool.put(lent)
+                raise
+        except psycopg.Error:
+            attempt.record.was_lost = True
+            raise
+        attempt.open(pool, lent, session)
+        return session
 
     async def record_in(self, transaction: object, result: object) -> None:
         record = self._use().record
@@ -673,16 +643,33 @@ class AsyncAttemptTransaction:
             return record.unconfirmed(error)
 
     def judged(self, error: TaskError) -> Returned:
-        return self._parts().judged(error)
+        return (self._attempt or self._parts()).judged(error)
 
     async def finish(self, result_json: str) -> Ended:
         defer_cancel()
-        return await await_calls(self._parts().finish(result_json))
+        attempt = self._attempt
+        assert attempt is not None
+        assert attempt.session is not None
+        record, session = attempt.record, attempt.session
+        if (problem := attempt.end(session)) is not None:
+            return problem
+        try:
+            await session.finish(record.finishing(await record.stored_async(result_json)))
+        except BaseException as error:
+            return record.commit_failed(error, session)
+        attempt.abandon()
+        return _COMMITTED
 
     async def close(self) -> None:
         self._is_over = True
-        if self._attempt is not None:
-            await await_calls(self._attempt.close())
+        if (attempt := self._attempt) is None:
+            return
+        attempt.record.is_over = True
+        if attempt.session is not None and not attempt.session.is_forked:
+            try:
+                await attempt.session.give_up()
+            finally:
+                attempt.abandon()
 
 
 def defer_cancel() -> None:
