@@ -49,6 +49,17 @@ def test_a_group_commits_with_the_rows_before_it(
     assert not own.is_doubtful
 
 
+@pytest.mark.parametrize("prepared", [True, False])
+def test_commit_is_prepared_unless_a_pooler_shares_the_session(
+    session: OwnConnection, prepared: bool
+) -> None:
+    own = OwnStatements(session, prepared=prepared)
+    begin(own)
+    own.commit(STEPS)
+    rows = session.execute("SELECT name FROM pg_prepared_statements", prepare=False).fetchall()
+    assert (("horsies_commit",) in rows) is prepared
+
+
 def test_a_failed_check_commits_nothing_and_leaves_a_new_statement_in_doubt(
     session: OwnConnection, migrated_url: str
 ) -> None:
