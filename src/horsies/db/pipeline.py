@@ -21,6 +21,7 @@ import select
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
+from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar
 
 from psycopg import Connection, Error
@@ -53,7 +54,10 @@ _Frame: TypeAlias = tuple[tuple[bytes, ...], tuple[bytes, ...]]
 _NO_FRAME: _Frame = (), ()
 # Constants, because accessing an enum member takes 0.1 to 0.5 µs, and a turn needs about ten of them.
 _CONNECTED, _SYNC, _ROWS = ConnStatus.OK, ExecStatus.PIPELINE_SYNC, ExecStatus.TUPLES_OK
-_FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
+_FAILURES = frozenset(
+    (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
+)
+_STATUS = attrgetter("status")
 # The time limit of a cancel request.
 CANCEL_SECONDS = 2.0
 # The server accepts messages of up to a gigabyte, which includes the lengths and formats of parameters.
@@ -173,7 +177,8 @@ class Pipeline:
 
     def _answers(self, steps: Sequence[Step]) -> list[list[Any]]:
         results = self._exchange(self.connection.pgconn, steps)
-        self._raise_first_failure(results)
+        if not _FAILURES.isdisjoint(map(_STATUS, results)):
+            self._raise_first_failure(results)
         if self._has_cancelled:
             raise OperationalError(
                 "the commit is in doubt, because its wait for a standby was cancelled"
@@ -202,13 +207,17 @@ class Pipeline:
         """
         before, after = self._frame
         schema, payloads = self._installation.schema, self._installation.payloads
-        texts = [statement.texts(statement.stored(params, payloads)) for statement, params in steps]
+        texts = [
+            statement.texts(params if payloads is None else statement.stored(params, payloads))
+            for statement, params in steps
+        ]
         refuse_oversized(steps, texts)
         pgconn.enter_pipeline_mode()
-        expected = [_send_plain(pgconn, command) for command in before]
+        expected = [_send_plain(pgconn, command) for command in before] if before else []
         for (statement, _), values in zip(steps, texts, strict=True):
             expected.append(send_statement(pgconn, statement, values, schema, self._prepared))
-        expected += [_send_plain(pgconn, command) for command in after]
+        if after:
+            expected += [_send_plain(pgconn, command) for command in after]
         pgconn.pipeline_sync()
         results: list[PGresult] = []
         try:
@@ -231,17 +240,21 @@ class Pipeline:
 
     def _take_result(self, pgconn: PGconn, count: int) -> PGresult:
         """Take one statement's results and return the first failure, or the last result."""
-        result: PGresult | None = None
-        for _ in range(count):
-            found = self._next_result(pgconn)
-            if found is None or pgconn.status != _CONNECTED:
-                raise self._loss(pgconn, found)
-            if result is None or result.status not in _FAILED:
+        result = self._take_one(pgconn)
+        for _ in range(count - 1):
+            found = self._take_one(pgconn)
+            if result.status not in _FAILURES:
                 result = found
-            if found.status != _SYNC:
-                self._next_result(pgconn)  # read the None that ends this statement's results
-        assert result is not None
         return result
+
+    def _take_one(self, pgconn: PGconn) -> PGresult:
+        """Take one result of a group, and the None that follows it, which libpq has at once."""
+        found = self._next_result(pgconn)
+        if found is None or pgconn.status != _CONNECTED:
+            raise self._loss(pgconn, found)
+        if found.status != _SYNC:
+            pgconn.get_result()
+        return found
 
     def _take_sync(self, pgconn: PGconn, results: list[PGresult]) -> None:
         """Read up to the end of the group and add errors raised at its commit to the results.
@@ -256,7 +269,7 @@ class Pipeline:
             if found.status == _SYNC:
                 return
             results.append(found)
-            self._next_result(pgconn)  # read the None that follows the error
+            pgconn.get_result()  # read the None that follows the error
 
     def _next_result(self, pgconn: PGconn) -> PGresult | None:
         # get_result() could wait too, but it would not handle signals, and it would hold the GIL.
@@ -268,7 +281,20 @@ class Pipeline:
     def _wait(self, pgconn: PGconn, events: int) -> bool:
         """Wait for the socket; return False if it is closed and only buffered input remains."""
         self._poller.register(pgconn.socket, events)
-        ready = self._first_event(self._patience_seconds)
+        ((_, event),) = self._first_event(self._patience_seconds) or self._late_event()
+        if event & ~select.POLLOUT:
+            try:
+                pgconn.consume_input()
+            except OperationalError as error:
+                self._break = error
+                return False
+        return True
+
+    def _late_event(self) -> list[tuple[int, int]]:
+        """Wait for a standby, or cancel the group, after the time limit; raise an error if the server still
+        does not respond.
+        """
+        ready: list[tuple[int, int]] = []
         while not ready and self._waits_for_standby():
             ready = self._first_event(self._patience_seconds)
         if not ready:
@@ -280,14 +306,7 @@ class Pipeline:
             ready = self._first_event(CANCEL_SECONDS)
         if not ready:
             raise OperationalError(self._silence())
-        ((_, event),) = ready
-        if event & ~select.POLLOUT:
-            try:
-                pgconn.consume_input()
-            except OperationalError as error:
-                self._break = error
-                return False
-        return True
+        return ready
 
     def _waits_for_standby(self) -> bool:
         """Return whether the server has committed the group locally and is waiting for a synchronous
@@ -312,11 +331,12 @@ class Pipeline:
         """
         while True:
             slice_seconds = WAIT_SECONDS if remaining is None else min(WAIT_SECONDS, remaining)
-            ready = self._poller.poll(slice_seconds * 1000)
+            if ready := self._poller.poll(slice_seconds * 1000):
+                return ready
             if remaining is not None:
                 remaining -= slice_seconds
-            if ready or (remaining is not None and remaining <= 0):
-                return ready
+                if remaining <= 0:
+                    return ready
             if self.meanwhile is not None:
                 self.meanwhile()
 
@@ -335,9 +355,7 @@ class Pipeline:
         return statement.read(rows, self._installation.payloads)
 
     def _raise_first_failure(self, results: Sequence[PGresult]) -> None:
-        failed = next((result for result in results if result.status in _FAILED), None)
-        if failed is None:
-            return
+        failed = next(result for result in results if result.status in _FAILURES)
         self._restore_session()
         failure = error_from_result(failed)
         if is_notification_queue_full(failure):
@@ -361,10 +379,13 @@ class Pipeline:
             self._restore(pgconn, b"ROLLBACK")
 
     def _restore(self, pgconn: PGconn, command: bytes) -> None:
-        count = _send_plain(pgconn, command)
+        _send_plain(pgconn, command)
         self._flush(pgconn)
-        result = self._take_result(pgconn, count)
-        if result.status in _FAILED:
+        result = self._next_result(pgconn)
+        if result is None or pgconn.status != _CONNECTED:
+            raise self._loss(pgconn, result)
+        self._next_result(pgconn)  # read the None that ends the command
+        if result.status in _FAILURES:
             error = error_from_result(result)
             raise OperationalError(f"the session is in doubt: {error}") from error
 
@@ -452,7 +473,7 @@ def given_options(url: str) -> str:
 
 def _transient_failure(results: Iterable[PGresult]) -> Error | None:
     """Return the server's last error before the connection broke, such as a shutdown of the server."""
-    failures = (error_from_result(result) for result in results if result.status in _FAILED)
+    failures = (error_from_result(result) for result in results if result.status in _FAILURES)
     return next((error for error in failures if is_transient(error)), None)
 
 

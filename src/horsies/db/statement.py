@@ -30,6 +30,7 @@ from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache, partial
 from hashlib import sha256
 from importlib.resources import files
+from operator import call
 from types import CodeType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
@@ -198,7 +199,8 @@ class Statement(Generic[P, Row]):
 
     def texts(self, params: tuple[Any, ...]) -> list[bytes | None]:
         """Return the parameters as PostgreSQL's text input, in the order of ``numbered``."""
-        return [_WRITERS[type(value)](value) for value in params]
+        # One C call for all parameters: a loop would take 14 bytecodes for each, a tenth of a turn's in all.
+        return list(map(call, map(_WRITER_OF, map(type, params)), params))
 
     def fetch(self, connection: Connection[Any], *args: P.args, **kwargs: P.kwargs) -> list[Row]:
         """Execute with these parameters on a synchronous connection and return the rows."""
@@ -446,15 +448,22 @@ def _array(values: Sequence[Any]) -> bytes:
     if kinds == _INTEGERS:
         return f"{{{','.join(map(repr, values))}}}".encode()
     if kinds == _TEXTS:
-        # All texts are escaped at once, joined by NUL characters, which no text contains.
-        joined = "\0".join(values)
-        if joined.count("\0") == len(values) - 1:
-            if '"' in joined or "\\" in joined:
-                joined = _escaped(joined)
-            joined = joined.replace("\0", '","')
-            return _encoded(f'{{"{joined}"}}')
+        joined = '","'.join(values)
+        if "\\" in joined or joined.count('"') > 2 * len(values) - 2:
+            joined = _joined_escaped(values)
+        return _encoded(f'{{"{joined}"}}')
     elements = [_ELEMENTS.get(type(value), _element)(value) for value in values]
     return _encoded(f"{{{','.join(elements)}}}")
+
+
+def _joined_escaped(values: Sequence[str]) -> str:
+    """Join the elements of an array, and escape all of them at once: they are first joined by NUL characters,
+    which no text that PostgreSQL accepts contains.
+    """
+    joined = "\0".join(values)
+    if joined.count("\0") >= len(values):
+        return joined  # the caller refuses texts with NUL characters
+    return _escaped(joined).replace("\0", '","')
 
 
 def _element(value: Any) -> str:
@@ -493,6 +502,7 @@ _WRITERS: dict[type, Callable[[Any], bytes | None]] = defaultdict(
         tuple: lambda values: _constant_array(*values) if values else b"{}",
     },
 )
+_WRITER_OF = _WRITERS.__getitem__
 _ELEMENTS: dict[type, Callable[[Any], str]] = {
     type(None): {None: "NULL"}.__getitem__,
     bool: bool.__repr__,
