@@ -61,10 +61,13 @@ class Inbox:
             name = sql.Identifier(self._prefix + channel)
             connection.execute(sql.SQL("LISTEN {}").format(name))
 
-    def collect(self, pgconn: PGconn) -> None:
-        """Take the notifications that libpq has already read from the socket."""
+    def collect(self, pgconn: PGconn) -> bool:
+        """Take the notifications that libpq has already read from the socket. Return whether the inbox has
+        any.
+        """
         while note := pgconn.notifies():
             self._keep(note.be_pid, note.relname.decode(), note.extra.decode())
+        return bool(self._queue)
 
     def drain(self, pgconn: PGconn) -> None:
         """Read the socket without waiting and take its notifications."""

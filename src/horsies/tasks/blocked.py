@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
@@ -315,16 +316,19 @@ class Blocked:
         defaults to the action.
         """
 
-        def whole() -> Answer:
-            answer = batch()
-            self._alike.pop(action, None)
-            return answer
+        if self._alike:
+            batch = partial(self._run_batch, action, batch)
+        apart = partial(self._run_apart, pipeline, one_by_one)
+        return self.failures.isolated(job or action, batch, apart, waits=waits)
 
-        def apart() -> Answer:
-            with self.search(pipeline):
-                return one_by_one()
+    def _run_batch(self, action: Action, batch: Callable[[], Answer]) -> Answer:
+        answer = batch()
+        self._alike.pop(action, None)
+        return answer
 
-        return self.failures.isolated(job or action, whole, apart, waits=waits)
+    def _run_apart(self, pipeline: Pipeline, one_by_one: Callable[[], Answer]) -> Answer:
+        with self.search(pipeline):
+            return one_by_one()
 
     @contextmanager
     def search(self, pipeline: Pipeline) -> Iterator[None]:

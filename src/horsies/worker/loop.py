@@ -241,9 +241,11 @@ class Worker:
 
     def _is_done(self) -> bool:
         shutdown, ledger = self._shutdown, self._dispatcher.ledger
+        if not shutdown.is_requested:
+            return False
         if shutdown.is_immediate or self._work.has_given_up:
             return True
-        if not shutdown.is_requested or not ledger.is_empty:
+        if not ledger.is_empty:
             return False
         has_waited_enough = time.monotonic() >= shutdown.release_ends_at()
         return not ledger.needs_release or has_waited_enough

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from horsies.tasks.outcome import Outcome
 
 MAX_FRAME_BYTES = 1 << 30
+# Makes a named tuple of a tuple with all of its fields, without the Python call of its class.
+_new = tuple.__new__
 # The highest possible number of an assignment.
 LAST_NUMBER = (1 << 63) - 1
 
@@ -127,7 +129,7 @@ class Assignment(NamedTuple):
 
 def assignment_of(task: ClaimedTask, node: NodePart | None = None) -> Assignment:
     """Return a task's assignment; `node` is its workflow data, with its inputs."""
-    return Assignment(
+    fields = (
         task.id,
         task.generation,
         task.task_name,
@@ -138,6 +140,7 @@ def assignment_of(task: ClaimedTask, node: NodePart | None = None) -> Assignment
         node,
         task.stored(),
     )
+    return _new(Assignment, fields)  # every task needs an assignment; see _new
 
 
 class TransactionEnd(IntEnum):
@@ -180,6 +183,10 @@ class ChildReport(NamedTuple):
     log: CapturedLog | None = None
 
 
+# The fields after the result in the report of a success.
+_OF_SUCCESS = ChildReport("", 0, True, "", None, None)[4:]
+
+
 def with_transaction(outcome: Outcome, report: ChildReport) -> Outcome:
     """Return the outcome with the facts about the task's transaction from the report."""
     end = report.transaction
@@ -218,11 +225,13 @@ class ChildBoot:
 
 
 _HEADER = Struct("!IB")
+_LENGTH = Struct("!I").unpack_from
 _ASSIGN = Struct("!IBQ?qiqIIIIII")
 _ASSIGNMENT_NUMBER = Struct("!Q?")
 _NUMBER_BYTES = 8
 _NUMBER_PLACE = slice(_HEADER.size, _HEADER.size + _NUMBER_BYTES)
 _REPORT = Struct("!IBqBqqIIII")
+_REPORT_BYTES = _REPORT.size
 _NUMBERS = Struct("!IBqq")
 _NO_TEXT = 0xFFFFFFFF
 # The flags of nearly every report: the function was called and succeeded, and the report has no optional
@@ -390,17 +399,17 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
     attempt's duration in microseconds.
     """
     try:
-        _, _, generation, flags, rss_bytes, run_microseconds, *sizes = _REPORT.unpack_from(frame)
-        texts = frame[_REPORT.size :].decode()
+        head, texts = _REPORT.unpack_from(frame), frame[_REPORT_BYTES:].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed report: {error}") from error
-    id_end, result_end, code_size, message_size = sizes
+    _, _, generation, flags, rss_bytes, run_microseconds, id_end, result_end, *sizes = head
+    code_size, message_size = sizes
     result_end += id_end
     if not 0 <= run_microseconds <= _RUN_MICROSECONDS_MAX:
         raise ProtocolError("malformed report: impossible run time")
     if flags == _SUCCESS and result_end == len(texts) and code_size == message_size == _NO_TEXT:
-        report = ChildReport(texts[:id_end], generation, True, texts[id_end:], None, None)
-        return report, rss_bytes, run_microseconds
+        fields = texts[:id_end], generation, True, texts[id_end:], *_OF_SUCCESS
+        return _new(ChildReport, fields), rss_bytes, run_microseconds
     code_end = result_end if code_size == _NO_TEXT else result_end + code_size
     message_end = code_end if message_size == _NO_TEXT else code_end + message_size
     if message_end > len(texts) or (message_end != len(texts) and not flags & 4):
@@ -554,10 +563,11 @@ def receive_boot(connected: socket.socket) -> tuple[ChildBoot, int] | None:
 class FrameBuffer:
     """Splits a stream of bytes, received in arbitrary pieces, into frames; `mark` precedes each frame."""
 
-    __slots__ = ("_mark", "has_foreign_bytes", "pending")
+    __slots__ = ("_mark", "_start", "has_foreign_bytes", "pending")
 
     def __init__(self, mark: bytes = b"") -> None:
         self._mark = mark
+        self._start = len(mark)
         # The beginning of an incomplete frame.
         self.pending = bytearray()
         # Whether there were bytes outside frames.
@@ -565,13 +575,12 @@ class FrameBuffer:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the frames that are complete with `data`, in order, and keep the incomplete rest."""
-        mark = self._mark
-        start = len(mark)
+        start = self._start
         if (
             not self.pending
             and len(data) >= start + 5
-            and int.from_bytes(data[start : start + 4], "big") + start + 4 == len(data)
-            and data.startswith(mark)
+            and _LENGTH(data, start)[0] + start + 4 == len(data)
+            and data.startswith(self._mark)
         ):
             # Nearly every frame arrives alone and complete.
             return [data[start:]]

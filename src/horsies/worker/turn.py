@@ -202,6 +202,8 @@ class TurnRequest(NamedTuple):
 
 
 NO_REQUEST = TurnRequest()
+# The fields that only unusual claims have.
+_UNUSUAL = attrgetter("prefetch", "ahead", "freed", "unknown_names", "refused_ids", "refused_by")
 
 
 class TurnResult(NamedTuple):
@@ -321,15 +323,7 @@ class Claimer:
         Most claims are for idle children and exclude no tasks; they send only 6 of the 30 parameters, or
         13 if there are tasks with keys.
         """
-        if (
-            request.prefetch
-            or request.ahead
-            or request.freed
-            or request.is_async is not None
-            or request.unknown_names
-            or request.refused_ids
-            or request.refused_by
-        ):
+        if request.is_async is not None or any(_UNUSUAL(request)):
             return claim_tasks, self.claim(request)
         pids = request.pids
         limits = (self.max_claim_batch or len(pids),) * len(self.queues)
@@ -393,10 +387,11 @@ def take_turn(
     own transaction, and a task whose change the database refuses is left to ``blocked``.
     """
     blocked = blocked or Blocked(claimer.worker_id)
-    if len(waiting := [one for one in outcomes if one.park is not None]):
-        return _turn_beside_parks(pipeline, claimer, outcomes, waiting, request, blocked)
-    if any(map(_IS_RECORDED, outcomes)):
-        return _turn_beside_children(pipeline, claimer, outcomes, request, blocked)
+    if _has_extras(outcomes):
+        if waiting := [one for one in outcomes if one.park is not None]:
+            return _turn_beside_parks(pipeline, claimer, outcomes, waiting, request, blocked)
+        if any(one.is_recorded for one in outcomes):
+            return _turn_beside_children(pipeline, claimer, outcomes, request, blocked)
     if blocked.delays and request.claims:
         if blocked.has_next("claim"):
             turned = take_turn(pipeline, claimer, outcomes, request.without_claims(), blocked)
@@ -521,31 +516,38 @@ Steps: TypeAlias = dict[str, Step]
 _NO_IDS: Set[str] = frozenset()
 # The statements that return the attempts that are now recorded.
 _RECORDED = frozenset((*ENDINGS, "by_child"))
-# A turn reads these fields of all its outcomes; attrgetter avoids a Python call for each of them.
-_IS_RECORDED, _IS_IN_DOUBT = attrgetter("is_recorded"), attrgetter("is_in_doubt")
-_LOG = attrgetter("log")
-_TASK_ID = attrgetter("task_id")
+# The statements of nearly every turn.
+_USUAL = frozenset(("completed", "claim"))
+# A turn reads fields of all its outcomes; attrgetter avoids a Python call for each of them.
+# The fields that need further statements; the outcomes of plain tasks have none of them.
+_EXTRAS = attrgetter("workflow_id", "park", "is_recorded", "is_in_doubt", "log")
+_LOG, _IS_IN_DOUBT = attrgetter("log"), attrgetter("is_in_doubt")
+_TASK_ID, _ID = attrgetter("task_id"), attrgetter("id")
+
+
+def _has_extras(outcomes: Sequence[Outcome]) -> bool:
+    """Return whether an outcome belongs to a run, parks one, has a log, or may have been recorded already."""
+    return any(map(any, map(_EXTRAS, outcomes)))
 
 
 def _steps(claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest) -> Steps:
     """Return the statements that record, start and claim, in this order: recording frees places under a
     cap, which the claim can use.
     """
-    starting = request.starting
-    runs = list(map(RUN_OF, outcomes))
-    if starting:
-        runs += [task.workflow_id for task, _ in starting]
+    starting, has_extras = request.starting, _has_extras(outcomes)
     steps: Steps = {}
-    if any(runs):
-        (steps["lock"],) = locking_steps(runs)
+    if starting or has_extras:
+        runs = [*map(RUN_OF, outcomes), *(task.workflow_id for task, _ in starting)]
+        if any(runs):
+            (steps["lock"],) = locking_steps(runs)
     if outcomes:
         steps |= recording_steps(claimer.worker_id, outcomes)
+    if has_extras:
         if any(map(_LOG, outcomes)):
             (steps["logs"],) = logging_steps(outcomes)
-    if any(map(_IS_IN_DOUBT, outcomes)):
-        doubtful = [one for one in outcomes if one.is_in_doubt]
-        ids, generations = zip(*[(one.task_id, one.generation) for one in doubtful], strict=True)
-        steps["by_child"] = find_completed(ids, generations)
+        if any(map(_IS_IN_DOUBT, outcomes)):
+            doubtful = [(one.task_id, one.generation) for one in outcomes if one.is_in_doubt]
+            steps["by_child"] = find_completed(*zip(*doubtful, strict=True))
     if starting:
         start = StartTasks(
             claimer.worker_id,
@@ -563,21 +565,24 @@ def _needs_claim(claimer: Claimer, request: TurnRequest) -> bool:
     """Return whether the claim statement is needed, to claim tasks or to notify other workers of places that
     this turn frees.
     """
-    frees_places = (claimer.is_capped and request.freed) or request.freed_lanes
-    return request.claims > 0 or bool(frees_places)
+    if request.claims > 0:
+        return True
+    return bool((claimer.is_capped and request.freed) or request.freed_lanes)
 
 
 def _result(steps: Steps, answers: Sequence[Sequence[Any]]) -> TurnResult:
     rows = dict(zip(steps, answers, strict=True))
+    claimed = rows.get("claim", ())
+    lanes: Sequence[ClaimedTask] = ()
+    if "" in map(_ID, claimed):
+        lanes = [task for task in claimed if not task.id]
+        claimed = [task for task in claimed if task.id]
+    if steps.keys() <= _USUAL:
+        return TurnResult(set(map(_TASK_ID, rows.get("completed", ()))), {}, claimed, lanes=lanes)
     ids = {name: set(map(_TASK_ID, rows[name])) for name in steps if name in _RECORDED}
     by_child = ids.get("by_child", _NO_IDS)
     recorded: set[str] = set()
     recorded.update(*ids.values())
-    claimed = rows.get("claim", ())
-    lanes: Sequence[ClaimedTask] = ()
-    if claimed and "" in [task.id for task in claimed]:
-        lanes = [task for task in claimed if not task.id]
-        claimed = [task for task in claimed if task.id]
     return TurnResult(
         recorded,
         {row.id: row.worker_pid for row in rows["start"]} if "start" in rows else {},

@@ -139,6 +139,14 @@ def _ends_nodes(outcomes: Iterable[Outcome]) -> bool:
     return any(map(RUN_OF, outcomes))
 
 
+def _starting_nodes(
+    tasks: Iterable[ClaimedTask], has_part: Callable[[ClaimedTask], bool]
+) -> list[ClaimedTask]:
+    """Return the nodes that start now, and whose assignments need data of their workflows."""
+    starting = [task for task in tasks if task.workflow_id is not None and task.worker_pid]
+    return [task for task in starting if has_part(task)]
+
+
 class Work:
     """Runs one worker's turns."""
 
@@ -340,7 +348,8 @@ class Work:
         """Record outcomes and claim; each kind of tasks has its own turn."""
         owned = self._dispatcher.ledger.owned
         freed = freed_by_queue(owned, outcomes) if self._claimer.is_capped else {}
-        wanted = [] if self._shutdown.is_requested else self._requests(_ends_nodes(outcomes))
+        ends_nodes = _ends_nodes(outcomes)
+        wanted = [] if self._shutdown.is_requested else self._requests(ends_nodes)
         if not wanted and outcomes:
             wanted = [(self._kinds[0], TurnRequest())]
         lanes = freed_lanes(owned, outcomes) if self._kinds[0].rings.by_queue else ()
@@ -403,7 +412,12 @@ class Work:
     def _request(self, kind: TaskKind, room: int, *, may_claim: bool) -> TurnRequest:
         """Return the tasks that a kind can start and claim: for free children first, then ahead of time."""
         ledger, windows = self._dispatcher.ledger, self._dispatcher.windows
+        unknown, rings = self._unknown, kind.rings
         pids, ahead = kind.places.take(room)
+        if may_claim and not (ahead or kind.prefetch_max or unknown.warned or rings.by_queue):
+            # Nearly every claim is for idle children only, without exclusions and keys.
+            positions = kind.bookmarks.positions(time.monotonic())
+            return TurnRequest((), pids[:room], positions=positions, is_async=kind.is_async)
         waiting = ledger.tasks(WAITING) if kind.prefetch_max else []
         starting = list(zip(waiting, pids, strict=False))
         if not may_claim:
@@ -411,9 +425,7 @@ class Work:
         pids = pids[len(starting) :][:room]
         prefetch = min(kind.prefetch_max - len(waiting) + len(starting), room - len(pids))
         ahead = ahead[: room - len(pids)]
-        unknown = self._unknown
         exclusions = unknown.exclusions() if unknown.warned else NO_EXCLUSIONS
-        rings = kind.rings
         marks = rings.marks() if rings.by_queue else NO_MARKS
         positions = kind.bookmarks.positions(time.monotonic(), has_lane_marks=bool(marks.lanes))
         return TurnRequest(
@@ -456,11 +468,7 @@ class Work:
             with ledger.claim_in_doubt():
                 tasks = dispatcher.traces.linked(pipeline, tasks)
         has_part = dispatcher.inputs.has_part
-        nodes = [
-            task
-            for task in tasks
-            if task.workflow_id is not None and task.worker_pid and has_part(task)
-        ]
+        nodes = _starting_nodes(tasks, has_part) if any(map(RUN_OF, tasks)) else ()
         if not nodes:  # children get their tasks first, so that they work during the bookkeeping
             self._hand_out(pipeline, tasks, NO_PARTS)
         dispatcher.tally.note_ends(ends)

@@ -41,6 +41,7 @@ _FORKS_AHEAD = 8
 # child that keeps sending does not delay other children.
 _DRAIN_READS = 16
 _KIND_REPORT = int(FrameKind.REPORT)
+_READABLE = selectors.EVENT_READ
 
 
 class ChildBootError(Exception):
@@ -188,12 +189,14 @@ class ChildPool:
         and cannot have started the assignment, a ``TakenBack`` event follows.
         """
         idle = self._children.idle
-        if pid is None and not idle:
-            raise NoIdleChildError("No child is idle; check places.idle_count before dispatching.")
         # A turn assigns its tasks in the order of ``FreePlaces``, so `pid` is nearly always the last idle
         # child.
-        is_next = bool(idle) and pid in (None, idle[-1].pid)
-        child = idle[-1] if is_next or pid is None else self._find(pid)
+        if idle and (pid is None or idle[-1].pid == pid):
+            child = idle[-1]
+        elif pid is not None:
+            child = self._find(pid)
+        else:
+            raise NoIdleChildError("No child is idle; check places.idle_count before dispatching.")
         if child.state is not IDLE and (not child.is_async or not child.free_slots()):
             raise NoIdleChildError(f"Child {pid} has no free slot; it is busy or exiting.")
         if self._memory is not None and not self._memory.admits(child, assignment.task_name):
@@ -292,9 +295,9 @@ class ChildPool:
         for key, mask in self._selector.select(self._bounded(timeout_seconds)):
             data = key.data
             if type(data) is ChildProcess:
-                if mask & selectors.EVENT_WRITE and data.socket_is_open:
+                if mask != _READABLE and data.socket_is_open:
                     data.flush(self._selector)
-                if mask & selectors.EVENT_READ and data.socket_is_open:
+                if mask & _READABLE and data.socket_is_open:
                     self._frames.receive(data)
             elif type(data) is ExitWatch:
                 ended.append(data.child)
@@ -501,16 +504,17 @@ class FrameReader:
         child = held.child
         child.tasks_done += 1
         self._assignments.remove(held)
-        if self._children.delay.deaths:
-            self._children.delay.reset(child.ready_at)
+        children = self._children
+        if children.delay.deaths:
+            children.delay.reset(child.ready_at)
         if child.permits is not None and child.held and child.must_retire():
             self._assignments.return_tasks(self._assignments.take_back(child))
         if held.stop_reason is not None and not child.is_async:
             # A stopped child exits. If its task ended before the stop, the stop frame is still in flight.
             if child.state is BUSY:
-                self._children.retire(child)
+                children.retire(child)
         else:
-            self._children.release(child)
+            children.release(child)
 
     def _take_notice(self, child: ChildProcess, frame: bytes) -> None:
         children = self._children
