@@ -17,6 +17,7 @@ from horsies.tasks.outcome import (
     STOPPED_BY_SHUTDOWN,
     STOPPED_BY_TIMEOUT,
     STOPPED_FOR_REQUEUE,
+    Failure,
     Outcome,
     outcome_of_crash,
     outcome_of_error,
@@ -40,15 +41,7 @@ def retrying(*codes: str, retry_count: int = 0, jitter: bool = False) -> Claimed
 def reported(task: ClaimedTask, report: ChildReport, **options: Any) -> Outcome:
     if report.ok:
         return Outcome.completed(task, report.result_json)
-    return outcome_of_error(
-        task,
-        result_json=report.result_json,
-        error_code=report.error_code,
-        error_message=report.error_message,
-        exception_names=report.exception_names,
-        retry_after=report.retry_after,
-        **options,
-    )
+    return outcome_of_error(task, report, **options)
 
 
 def error_in(outcome: Outcome) -> dict[str, Any]:
@@ -219,7 +212,7 @@ def test_an_outcome_the_database_refuses_keeps_its_claim_and_loses_its_texts() -
     [(None, None), ("grüße", "grüße"), ("a\0b", "a\\x00b"), ("\ud800", "\\ud800")],
 )
 def test_messages_are_made_storable(text: str | None, stored: str | None) -> None:
-    outcome = outcome_of_error(TASK, result_json='{"err": 1}', error_code="X", error_message=text)
+    outcome = outcome_of_error(TASK, Failure("X", text, '{"err": 1}'))
     assert outcome.error_message == stored
 
 

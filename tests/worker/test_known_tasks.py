@@ -12,7 +12,7 @@ from horsies import RetryPolicy, TaskError, TaskResult
 from horsies.codec.calls import CallSignature
 from horsies.db.statements.refusals import RefusedTask, Taker
 from horsies.db.statements.turn import ClaimedTask
-from horsies.tasks.outcome import Outcome, outcome_of_error
+from horsies.tasks.outcome import Failure, Outcome, outcome_of_error
 from horsies.worker.agenda import NEVER
 from horsies.worker.known_tasks import PAUSE_SECONDS, KnownTasks, UnknownTasks, fingerprint
 from tests.support.statements import named
@@ -113,7 +113,7 @@ def test_an_unknown_name_is_left_out_for_good_and_looked_after_once_the_grace_pe
 
 def uncalled(task: ClaimedTask, message: str = "no") -> tuple[ClaimedTask, Outcome]:
     code = "WORKER_SERIALIZATION_ERROR"
-    return task, outcome_of_error(task, result_json="{}", error_code=code, error_message=message)
+    return task, outcome_of_error(task, Failure(code, message, "{}"))
 
 
 def left(

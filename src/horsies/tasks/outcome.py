@@ -133,11 +133,9 @@ class Outcome(NamedTuple):
 _OF_SUCCESS = Outcome("", 0, None, _SUCCEEDED, "", _ATTEMPT_SUCCEEDED)[7:]
 
 
-class Report(Protocol):
-    """The end of a function, as reported by the process that called it."""
+class Failed(Protocol):
+    """A failure as its outcome and the decision about a retry need it: a child's report, or ``Failure``."""
 
-    @property
-    def ok(self) -> bool: ...
     @property
     def result_json(self) -> str: ...
     @property
@@ -149,9 +147,27 @@ class Report(Protocol):
     @property
     def retry_after(self) -> float | None: ...
     @property
-    def park(self) -> ParkRequest | None: ...
-    @property
     def origin(self) -> Origin: ...
+
+
+class Failure(NamedTuple):
+    """A failure that no child has reported."""
+
+    error_code: str | None
+    error_message: str | None = None
+    result_json: str = ""
+    exception_names: Sequence[str] = ()
+    retry_after: float | None = None
+    origin: Origin = NO_ORIGIN
+
+
+class Report(Failed, Protocol):
+    """The end of a function, as reported by the process that called it."""
+
+    @property
+    def ok(self) -> bool: ...
+    @property
+    def park(self) -> ParkRequest | None: ...
 
 
 def outcome_of_report(
@@ -169,17 +185,7 @@ def outcome_of_report(
         return _parked(task, report.park, run_us)
     if report.ok:
         return Outcome.completed(task, report.result_json, run_us)
-    return outcome_of_error(
-        task,
-        result_json=report.result_json,
-        error_code=report.error_code,
-        error_message=report.error_message,
-        exception_names=report.exception_names,
-        retry_after=report.retry_after,
-        origin=report.origin,
-        run_us=run_us,
-        random=random,
-    )
+    return outcome_of_error(task, report, run_us, random)
 
 
 def _parked(task: ClaimedTask, request: ParkRequest, run_us: int | None) -> Outcome:
@@ -198,25 +204,20 @@ def _parked(task: ClaimedTask, request: ParkRequest, run_us: int | None) -> Outc
 
 def outcome_of_error(
     task: ClaimedTask,
-    *,
-    result_json: str,
-    error_code: str | None,
-    error_message: str | None,
-    exception_names: Sequence[str] = (),
-    retry_after: float | None = None,
-    origin: Origin = NO_ORIGIN,
+    failure: Failed,
     run_us: int | None = None,
     random: Callable[[], float] = random_module.random,
 ) -> Outcome:
     """Return the outcome for an error, which may be retried."""
-    decision = _decide(task, error_code, random, exception_names, retry_after)
-    reason = decision.reason
+    decision = _decide(task, failure, random)
+    reason, origin = decision.reason, failure.origin
+    error_code, error_message = failure.error_code, failure.error_message
     return Outcome(
         task_id=task.id,
         generation=task.generation,
         workflow_id=task.workflow_id,
         status=TaskStatus.FAILED,
-        result=result_json,
+        result=failure.result_json,
         attempt_outcome=TaskAttemptOutcome.FAILED,
         run_us=run_us,
         error_code=None if error_code is None else column_code(storable_text(error_code)),
@@ -264,11 +265,11 @@ def outcome_of_stop(
         return _cancelled(task, "The task was cancelled while it was running.")
     if reason == STOPPED_BY_TIMEOUT:
         text = _overrun(task.timeout_ms, limit_ms)
-        decision = _decide(task, OutcomeCode.TASK_TIMEOUT.value, random)
+        decision = _decide(task, Failure(OutcomeCode.TASK_TIMEOUT.value), random)
         return Outcome.failed(task, OutcomeCode.TASK_TIMEOUT, text, decision=decision)
     if reason == STOPPED_BY_MEMORY:
         text = f"The process running the task {description}."
-        decision = _decide(task, OutcomeCode.MEMORY_LIMIT.value, random)
+        decision = _decide(task, Failure(OutcomeCode.MEMORY_LIMIT.value), random)
         return Outcome.failed(task, OutcomeCode.MEMORY_LIMIT, text, decision=decision)
     if reason == STOPPED_BY_LOSS:
         return _crashed(task, "The worker lost the task while it was running.", random)
@@ -372,24 +373,20 @@ def _interrupted(
         code,
         reason,
         attempt_outcome=TaskAttemptOutcome.WORKER_FAILURE,
-        decision=_decide(task, code.value, random),
+        decision=_decide(task, Failure(code.value), random),
     )
 
 
 def _decide(
-    task: ClaimedTask | AbandonedTask,
-    error_code: str | None,
-    random: Callable[[], float],
-    exception_names: Sequence[str] = (),
-    retry_after: float | None = None,
+    task: ClaimedTask | AbandonedTask, failure: Failed, random: Callable[[], float]
 ) -> RetryDecision:
     return decide_retry(
         task_options=task.task_options,
-        error_code=error_code,
+        error_code=failure.error_code,
         retry_count=task.retry_count,
         max_retries=task.max_retries,
-        exception_names=exception_names,
-        retry_after=retry_after,
+        exception_names=failure.exception_names,
+        retry_after=failure.retry_after,
         random=random,
     )
 

@@ -48,7 +48,7 @@ from horsies.task_result import TaskError
 from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.options import NO_OPTIONS, retention_seconds
-from horsies.tasks.outcome import Outcome, outcome_of_error
+from horsies.tasks.outcome import Failure, Outcome, outcome_of_error
 from horsies.tasks.request import max_retries
 from horsies.words import first_sentence
 from horsies.worker.agenda import NEVER
@@ -436,12 +436,8 @@ def _claim_unknown_one_by_one(
 
 def _failure(task: ClaimedTask, code: OperationalErrorCode, message: str) -> Outcome:
     """Return the outcome for a child's report of this error: a retry if the policy lists the code."""
-    return outcome_of_error(
-        task,
-        result_json=encode_task_error(TaskError(error_code=code, message=message)),
-        error_code=code.value,
-        error_message=message,
-    )
+    result = encode_task_error(TaskError(error_code=code, message=message))
+    return outcome_of_error(task, Failure(code.value, message, result))
 
 
 def _missing_key(outcome: Outcome) -> str | None:
