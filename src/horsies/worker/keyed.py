@@ -116,7 +116,10 @@ class KeyRings:
         """Note that these tasks were claimed; the tasks of one lane and priority must be passed in order."""
         for task in claimed:
             if task.lane is not None:
-                self._busy.setdefault(task.queue_name, BusyLanes()).note(task.lane, task)
+                busy = self._busy.get(task.queue_name)
+                if busy is None:
+                    busy = self._busy[task.queue_name] = BusyLanes()
+                busy.note(task.lane, task)
 
     def step_back(self, returned: Iterable[ClaimedTask]) -> None:
         """Search the lanes of these tasks from their fronts again, because the tasks were returned to
@@ -136,10 +139,12 @@ class KeyRings:
         """Continue behind the lanes that a claim has checked. The claim took tasks from the queues in
         `served`.
         """
-        has_more, waits = False, list[float]()
+        has_more, wait_seconds = False, None
         for answer in answers:
-            is_drained, _, wait_seconds = answer.details.partition(" ")
-            waits += [float(wait_seconds)] if wait_seconds else []
+            is_drained, _, wait = answer.details.partition(" ")
+            room_seconds = float(wait) if wait else float("inf")
+            if wait and (wait_seconds is None or room_seconds < wait_seconds):
+                wait_seconds = room_seconds
             queue, after = answer.queue_name, answer.lane
             self._judge_search(queue, answer.generation)
             before = self.by_queue.get(queue)
@@ -149,9 +154,8 @@ class KeyRings:
                 self._walks.pop(queue, None)
                 has_more = has_more or is_drained != "t"
             else:
-                room_at = now + float(wait_seconds) if wait_seconds else float("inf")
-                has_more = self._walk_on(queue, before, after, room_at, now) or has_more
-        return SeenLanes(has_more, min(waits, default=None))
+                has_more = self._walk_on(queue, before, after, now + room_seconds, now) or has_more
+        return SeenLanes(has_more, wait_seconds)
 
     def _judge_search(self, queue: str, search_us: int | None) -> None:
         """Note how long a search from the fronts of a queue's lanes took; None if marks were used."""
@@ -159,7 +163,7 @@ class KeyRings:
             return
         if search_us > busy_lanes.SLOW_SEARCH_US:
             self._slow[queue] += 1
-        else:
+        elif self._slow:
             del self._slow[queue]
 
     def _walk_on(self, queue: str, before: int, after: int, room_at: float, now: float) -> bool:

@@ -622,80 +622,24 @@ BEGIN
 END
 $$;
 
--- Walk the lanes for the usual claim, which wants few tasks, has no marks and excludes no tasks, in a queue whose keys
--- have no limits. One small query finds the next lane and locks its first free task; for up to eight tasks this is
--- cheaper than the start of a recursive statement. No query searches beyond lane 0 or the end of the ring, so none
--- locks a task that the claim does not take. A task that has expired or waits for its retry may stay locked until the
--- commit, but no other claim may take it either.
-CREATE OR REPLACE FUNCTION horsies_lock_few_lanes(
-    p_queue text, p_begin bigint, p_wanted integer, p_look_at timestamptz, OUT ids uuid[], OUT lanes bigint[],
-    OUT cursor bigint, OUT has_plain boolean, OUT is_over boolean)
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-DECLARE
-    before bigint := p_begin;
-    until bigint := CASE WHEN p_begin < 0 THEN -1 ELSE 9223372036854775807 END;
-    is_past boolean := false;
-    lane bigint;
-    head uuid;
-    is_free boolean;
-    places integer := p_wanted;
-    looks integer := 256;
-BEGIN
-    ids := '{}';
-    lanes := '{}';
-    cursor := p_begin;
-    has_plain := false;
-    WHILE places > 0 AND looks > 0 LOOP
-        SELECT task.lane, task.id, (task.next_retry_at <= task.updated_at) IS NOT FALSE
-            AND (task.good_until IS NULL OR task.good_until > p_look_at)
-        INTO lane, head, is_free FROM horsies_tasks AS task
-        WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
-          AND task.queue_name = p_queue AND task.lane > before AND task.lane <= until
-        ORDER BY task.lane, task.priority, task.enqueued_at, task.id LIMIT 1 FOR UPDATE SKIP LOCKED;
-        IF is_free IS FALSE THEN
-            SELECT found.ids[1] INTO head FROM horsies_lane_heads(
-                p_queue, ARRAY[lane], ARRAY[1], ids, p_look_at, false, '{}', NULL, '{}', '{}', '{}', NULL) AS found;
-            looks := looks - 1;
-        END IF;
-        IF head IS NOT NULL THEN
-            ids := ids || head;
-            lanes := lanes || lane;
-            places := places - 1;
-        END IF;
-        IF lane IS NOT NULL THEN
-            before := lane;
-            cursor := lane;
-        ELSIF until = -1 AND NOT (is_past AND p_begin < 0) THEN
-            before := 0;
-            cursor := 0;
-            until := CASE WHEN is_past THEN p_begin ELSE 9223372036854775807 END;
-            has_plain := horsies_has_plain_due(p_queue, p_look_at);
-            IF has_plain THEN
-                lanes := lanes || cursor;
-                places := places - 1;
-            END IF;
-        ELSIF is_past THEN
-            EXIT;
-        ELSE
-            is_past := true;
-            before := -9223372036854775808;
-            until := CASE WHEN p_begin < 0 THEN p_begin ELSE -1 END;
-        END IF;
-    END LOOP;
-    is_over := places > 0 AND looks > 0;
-END
-$$;
-
 -- Claim by the lanes of one queue: lock and return up to "p_wanted" due tasks, one from each lane behind the cursor,
 -- and more from these lanes if there are fewer lanes than places. Lane 0 has its turn like the other lanes: its places
 -- stay free for tasks without a key. "is_drained" means that no lane has more tasks for this worker now. "wait_seconds"
 -- is the time after which a lane with limits may have more. "has_limits" means that the queue has limits for its keys.
+--
+-- The usual claim wants few tasks, has no marks and excludes no tasks, and the queue's keys have no limits. For this
+-- claim a single recursive statement finds each lane and locks its first task. With a statement per lane, the search
+-- for four tasks took 1.5 times as many instructions. The ring has three parts: from the cursor to lane 0 or to the end
+-- of the ring, the half without the cursor, and the rest up to the cursor. No step searches beyond its part, so none
+-- locks a task that the claim does not take, and lane 0 has its turn between two parts. If the first task of a lane has
+-- expired or waits for its retry, the usual search ends and the general search begins; the tasks that are locked already
+-- are found again.
 CREATE OR REPLACE FUNCTION horsies_due_by_lane(
     p_queue text, p_cursor bigint, p_wanted integer, p_look_at timestamptz, p_only_short boolean, p_short_names text[],
     p_is_async boolean, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[], p_marks horsies_lane_marks,
     OUT ids uuid[], OUT cursor bigint, OUT is_drained boolean, OUT has_plain boolean,
     OUT wait_seconds double precision, OUT has_limits boolean)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     places integer := p_wanted;
     -- How many lanes one claim visits; the next claim continues behind them.
@@ -715,41 +659,80 @@ DECLARE
     has_own boolean;
     turns integer;
     -- Lanes that had their turn in this claim and may have more tasks, and how many more tasks of each may start.
-    generous bigint[] := '{}';
-    rooms integer[] := '{}';
-    weights double precision[] := '{}';
+    generous bigint[];
+    rooms integer[];
+    weights double precision[];
     quotas integer[];
     -- Whether the lanes in "generous" have different weights.
     is_weighted boolean;
     -- The index in "generous" of the lane that gets the last place of a round.
     last integer;
     rounds integer := 0;
-    rated bigint[] := '{}';
+    rated bigint[];
+    -- Whether the first part of the ring ends at lane 0, and the part at which the usual search has ended.
+    is_low boolean := p_cursor < 0;
+    part integer;
+    filled integer;
 BEGIN
-    ids := '{}';
-    has_plain := false;
-    cursor := p_cursor;
-    is_drained := true;
     SELECT EXISTS (
             SELECT FROM horsies_queues AS stored WHERE stored.queue_name = p_queue AND stored.paused_at IS NOT NULL),
-        EXISTS (SELECT FROM horsies_lanes AS stored WHERE stored.queue_name = p_queue),
-        EXISTS (SELECT FROM horsies_lanes AS stored WHERE stored.queue_name = p_queue AND stored.lane <> 0)
-    INTO is_paused, has_limits, has_own;
+        EXISTS (SELECT FROM horsies_lanes AS stored WHERE stored.queue_name = p_queue)
+    INTO is_paused, has_limits;
+    IF NOT (is_paused OR has_limits) AND p_wanted <= 8 AND p_marks IS NULL AND p_is_async IS NULL AND NOT p_only_short
+        AND p_unknown_names = '{}' AND p_refused_ids = '{}' AND p_refused_by = '{}' THEN
+        WITH RECURSIVE ring (lane, head, place, part, filled) AS (
+            SELECT NULL::bigint, NULL::uuid, p_cursor, 1, 0
+            UNION ALL
+            SELECT coalesce(ahead.lane, step.lane), ahead.id, coalesce(ahead.lane, step.lane, -9223372036854775808),
+                CASE WHEN ahead.is_free THEN ring.part WHEN ahead.lane IS NULL THEN ring.part + 1 ELSE 5 END,
+                ring.filled + CASE WHEN ahead.lane IS NOT NULL THEN 1
+                    WHEN step.lane = 0 THEN horsies_has_plain_due(p_queue, p_look_at)::integer ELSE 0 END
+            FROM ring
+            CROSS JOIN LATERAL (
+                SELECT CASE WHEN ring.part < 3 AND is_low = (ring.part = 1) THEN 0::bigint END) AS step (lane)
+            LEFT JOIN LATERAL (
+                SELECT task.lane, task.id, (task.next_retry_at <= task.updated_at) IS NOT FALSE
+                    AND (task.good_until IS NULL OR task.good_until > p_look_at) AS is_free
+                FROM horsies_tasks AS task
+                WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+                  AND task.queue_name = p_queue AND task.lane > ring.place
+                  AND task.lane <= CASE WHEN ring.part = 3 THEN p_cursor
+                      WHEN is_low = (ring.part = 1) THEN -1 ELSE 9223372036854775807 END
+                ORDER BY task.lane, task.priority, task.enqueued_at, task.id LIMIT 1 FOR UPDATE SKIP LOCKED)
+                AS ahead ON true
+            WHERE ring.filled < p_wanted AND ring.part <= 3)
+        SELECT array_agg(ring.lane) FILTER (WHERE ring.lane IS NOT NULL),
+            array_agg(ring.head) FILTER (WHERE ring.head IS NOT NULL), max(ring.part), max(ring.filled)
+        INTO generous, ids, part, filled FROM ring;
+        IF part < 5 THEN
+            ids := coalesce(ids, '{}');
+            cursor := coalesce(generous[cardinality(generous)], p_cursor);
+            places := p_wanted - filled;
+            has_plain := filled > cardinality(ids);
+            is_drained := places > 0;
+            IF NOT is_drained THEN
+                RETURN;
+            END IF;
+            generous := CASE WHEN has_plain THEN generous ELSE array_remove(coalesce(generous, '{}'), 0) END;
+            looks := 0;  -- all lanes had their turn
+        END IF;
+    END IF;
+    IF looks > 0 THEN
+        ids := '{}';
+        generous := '{}';
+        rooms := '{}';
+        weights := '{}';
+        rated := '{}';
+        cursor := p_cursor;
+        has_plain := false;
+        is_drained := true;
+    END IF;
     IF is_paused THEN
         RETURN;
     ELSIF has_limits THEN
+        has_own := EXISTS (SELECT FROM horsies_lanes AS stored WHERE stored.queue_name = p_queue AND stored.lane <> 0);
         SELECT * INTO shared FROM horsies_lanes AS stored WHERE stored.queue_name = p_queue AND stored.lane = 0;
         limits := horsies_lane_limits(p_queue, 0, shared);
-    ELSIF p_wanted <= 8 AND p_marks IS NULL AND p_is_async IS NULL AND NOT p_only_short AND p_unknown_names = '{}'
-        AND p_refused_ids = '{}' AND p_refused_by = '{}' THEN
-        looks := 0;  -- this function walks instead of the loop below
-        heads := horsies_lock_few_lanes(p_queue, p_cursor, p_wanted, p_look_at);
-        ids := heads.ids;
-        generous := heads.lanes;
-        cursor := heads.cursor;
-        has_plain := heads.has_plain;
-        is_drained := heads.is_over;
-        places := places - cardinality(ids) - has_plain::integer;
     END IF;
     WHILE looks > 0 LOOP
         is_drained := false;
