@@ -564,8 +564,8 @@ BEGIN
 END
 $$;
 
--- Walk the lanes for a claim that has no marks and is not for async children only, like horsies_walk_lanes, but in one
--- recursive statement, which is cheaper if it finds many lanes. With "p_locks", the same statement locks the
+-- Walk the lanes for a claim that is not the usual one (horsies_due_by_lane), has no marks and is not for async children
+-- only, like horsies_walk_lanes, but in one recursive statement, which is cheaper if it finds many lanes. With "p_locks", the same statement locks the
 -- first task of each lane, if this claim may take the task ("locked"), and finds out whether lane 0 has a due task.
 -- Without "p_locks", the claim checks the limits of a lane before it locks a task; "idle" tells for each lane whether
 -- none of its tasks is in flight. Each row of "ring" is one step: a lane, lane 0, or the end of the ring (lane NULL).
@@ -627,13 +627,13 @@ $$;
 -- stay free for tasks without a key. "is_drained" means that no lane has more tasks for this worker now. "wait_seconds"
 -- is the time after which a lane with limits may have more. "has_limits" means that the queue has limits for its keys.
 --
--- The usual claim wants few tasks, has no marks and excludes no tasks, and the queue's keys have no limits. For this
--- claim a single recursive statement finds each lane and locks its first task. With a statement per lane, the search
--- for four tasks took 1.5 times as many instructions. The ring has three parts: from the cursor to lane 0 or to the end
--- of the ring, the half without the cursor, and the rest up to the cursor. No step searches beyond its part, so none
--- locks a task that the claim does not take, and lane 0 has its turn between two parts. If the first task of a lane has
--- expired or waits for its retry, the usual search ends and the general search begins; the tasks that are locked already
--- are found again.
+-- The usual claim has no marks and excludes no tasks, and the queue's keys have no limits. For this claim a single
+-- recursive statement finds each lane and locks its first task: for four tasks it takes 713,000 instructions, compared
+-- with 910,000 for a statement per lane; for ten tasks 1.2 million, compared with 1.6 million if the tasks are locked by
+-- a second step. The ring has three parts: from the cursor to lane 0 or to the end of the ring, the half without the
+-- cursor, and the rest up to the cursor. No step searches beyond its part, so none locks a task that the claim does not
+-- take, and lane 0 has its turn between two parts. If the first task of a lane has expired or waits for its retry, the
+-- usual search ends (part 5) and the general search begins; it finds the tasks that are already locked again.
 CREATE OR REPLACE FUNCTION horsies_due_by_lane(
     p_queue text, p_cursor bigint, p_wanted integer, p_look_at timestamptz, p_only_short boolean, p_short_names text[],
     p_is_async boolean, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[], p_marks horsies_lane_marks,
@@ -678,7 +678,7 @@ BEGIN
             SELECT FROM horsies_queues AS stored WHERE stored.queue_name = p_queue AND stored.paused_at IS NOT NULL),
         EXISTS (SELECT FROM horsies_lanes AS stored WHERE stored.queue_name = p_queue)
     INTO is_paused, has_limits;
-    IF NOT (is_paused OR has_limits) AND p_wanted <= 8 AND p_marks IS NULL AND p_is_async IS NULL AND NOT p_only_short
+    IF NOT (is_paused OR has_limits) AND p_marks IS NULL AND p_is_async IS NULL AND NOT p_only_short
         AND p_unknown_names = '{}' AND p_refused_ids = '{}' AND p_refused_by = '{}' THEN
         WITH RECURSIVE ring (lane, head, place, part, filled) AS (
             SELECT NULL::bigint, NULL::uuid, p_cursor, 1, 0
