@@ -30,6 +30,7 @@ from horsies.db.statements.turn import (
     LookAhead,
     ReleaseUnstarted,
     StartTasks,
+    claim_behind_mark,
     claim_tasks,
     find_completed,
     release_unstarted,
@@ -63,13 +64,15 @@ REFUSALS_MAX = 100
 
 class Positions(NamedTuple):
     """The positions where a claim searches: for each queue the task behind which it searches first, and
-    whether it then searches everywhere for more tasks.
+    whether it then searches everywhere for more tasks. ``has_backlog`` is set if the last such claim found all
+    its tasks there.
     """
 
     priorities: Sequence[int | None] = ()
     enqueued_at: Sequence[str | None] = ()
     ids: Sequence[str | None] = ()
     looks_everywhere: bool = True
+    has_backlog: bool = False
 
 
 EVERYWHERE = Positions()
@@ -99,6 +102,7 @@ class Bookmarks:
         self._last: dict[str, tuple[int, str, str]] = {}
         self._has_news = True
         self._everywhere_at = 0.0
+        self._has_backlog = False
         # The time from which claims may search everywhere again.
         self.rested_at = 0.0
 
@@ -130,7 +134,7 @@ class Bookmarks:
         # The values are lists, because the encoder would cache tuples, although these values change with
         # every claim.
         priorities, times, ids = map(list, zip(*last, strict=True))
-        return Positions(priorities, times, ids, is_rested)
+        return Positions(priorities, times, ids, is_rested, self._has_backlog)
 
     def note_claim(
         self,
@@ -146,6 +150,8 @@ class Bookmarks:
         for task in claimed:
             if task.lane is None:
                 self._last[task.queue_name] = task.priority, task.enqueued_at, task.id
+        is_behind = self._has_backlog or positions is not EVERYWHERE
+        self._has_backlog = is_behind and not was_short
         if not (positions is EVERYWHERE or (was_short and positions.looks_everywhere)):
             return False
         started, ended = span
@@ -249,6 +255,8 @@ class Claimer:
     lease_ms: int = 60_000
     # The rate of each queue; empty if no queue has a rate.
     rates: Sequence[Rate | None] = ()
+    # Without prepared statements, only short statements are cheap.
+    is_prepared: bool = True
 
     @classmethod
     def of(
@@ -267,6 +275,7 @@ class Claimer:
             app_config.hard_cap_mode,
             app_config.effective_claim_lease_ms,
             served if any(served) else (),
+            not config.pgbouncer_transaction_mode,
         )
 
     @cached_property
@@ -309,6 +318,18 @@ class Claimer:
         return self._bound_claim(_VARYING)
 
     @cached_property
+    def _has_plain_queue(self) -> bool:
+        """Whether the worker serves a single queue whose claims nothing restricts."""
+        is_free = not (self.is_capped or self.rates or self.max_claim_batch)
+        return is_free and self.is_prepared and len(self.queues) == 1
+
+    @cached_property
+    def _claim_behind_mark(self) -> Statement[Any, ClaimedTask]:
+        return claim_behind_mark.bound(
+            worker_id=self.worker_id, hostname=self.hostname, queue=self.queues[0]
+        )
+
+    @cached_property
     def _usual_keyed_claim(self) -> Statement[Any, ClaimedTask]:
         """Return the usual claim of a worker that has met tasks with keys."""
         return self._bound_claim(_VARYING_WITH_KEYS)
@@ -328,11 +349,13 @@ class Claimer:
         Most claims are for idle children and exclude no tasks; they send only 6 of the 30 parameters, or
         9 if there are tasks with keys.
         """
-        if request.is_async is not None or any(_UNUSUAL(request)):
+        if not _is_usual(request):
             return claim_tasks, self.claim(request)
-        pids = request.pids
+        pids, positions = request.pids, request.positions
+        if self.is_behind_mark(request):
+            return self._claim_behind_mark, (pids, *[marks[0] for marks in positions[:3]])
         limits = (self.max_claim_batch or len(pids),) * len(self.queues)
-        usual = pids, limits, *request.positions
+        usual = pids, limits, *positions[:4]
         if not (request.cursors or request.freed_lanes):
             return self._usual_claim, usual
         freed = (
@@ -343,6 +366,13 @@ class Claimer:
         if request.lane_marks is NO_MARKS:
             return self._usual_keyed_claim, keyed
         return self._marked_claim, (*keyed, *request.lane_marks)
+
+    def is_behind_mark(self, request: TurnRequest) -> bool:
+        """Return whether the claim searches only behind the mark, because it probably finds all its tasks
+        there. If it does not, ``take_turn`` claims the others.
+        """
+        is_wanted = request.positions.has_backlog and bool(request.pids) and self._has_plain_queue
+        return is_wanted and _is_usual(request) and not (request.cursors or request.freed_lanes)
 
     def claim(self, request: TurnRequest) -> ClaimTasks:
         idle, positions = len(request.pids) + request.prefetch, request.positions
@@ -381,6 +411,11 @@ class Claimer:
         )
 
 
+def _is_usual(request: TurnRequest) -> bool:
+    """Return whether the turn claims only for idle children, and excludes no tasks."""
+    return request.is_async is None and not any(_UNUSUAL(request))
+
+
 def take_turn(
     pipeline: Pipeline,
     claimer: Claimer,
@@ -416,10 +451,31 @@ def take_turn(
         lambda: _one_by_one(pipeline, claimer, wanted, request, blocked),
         "turn" if wanted else action,
     )
+    if len(turned.claimed) < len(request.pids) and claimer.is_behind_mark(request):
+        turned = _with_rest(pipeline, claimer, turned, request, blocked)
     if len(wanted) < len(outcomes):
         left = {one.task_id for one in outcomes}.difference(one.task_id for one in wanted)
         turned = turned._replace(refused=turned.refused | left, as_decided=False)
     return turned
+
+
+def _with_rest(
+    pipeline: Pipeline,
+    claimer: Claimer,
+    turned: TurnResult,
+    request: TurnRequest,
+    blocked: Blocked,
+) -> TurnResult:
+    """Search everywhere for the tasks that a claim behind the mark has not found there, in a transaction of
+    its own. This happens once at the end of a backlog.
+    """
+    if not request.positions.looks_everywhere:
+        return turned
+    busy = {task.worker_pid for task in turned.claimed}
+    idle = [pid for pid in request.pids if pid not in busy]
+    rest = request._replace(starting=(), pids=idle, positions=EVERYWHERE)
+    claimed = _claim_apart(pipeline, claimer, rest, blocked)
+    return turned._replace(claimed=[*turned.claimed, *claimed])
 
 
 def _turn_beside_children(
@@ -581,6 +637,9 @@ def _needs_claim(claimer: Claimer, request: TurnRequest) -> bool:
 def _result(steps: Steps, answers: Sequence[Sequence[Any]]) -> TurnResult:
     rows = dict(zip(steps, answers, strict=True))
     claimed = rows.get("claim", ())
+    if len(claimed) > 1 and steps["claim"][0].name == claim_behind_mark.name:
+        pids, *_ = steps["claim"][1]
+        claimed = sorted(claimed, key=lambda task: pids.index(task.worker_pid))
     lanes: Sequence[ClaimedTask] = ()
     if "" in map(_ID, claimed):
         lanes = [task for task in claimed if not task.id]

@@ -144,6 +144,25 @@ BEGIN
 END
 $$;
 
+-- Return the columns of a claimed task that only its code may read, one per line.
+CREATE OR REPLACE FUNCTION horsies_details_v1(
+    p_sent_at timestamptz, p_enqueued_at timestamptz, p_good_until timestamptz, p_scheduled_for timestamptz,
+    p_item_index integer, p_workflow_id uuid, p_node_index integer, p_schedule_name text)
+RETURNS text LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    node_id text;
+BEGIN
+    IF p_workflow_id IS NOT NULL THEN
+        node_id := (
+            SELECT node.node_id FROM horsies_workflow_tasks AS node
+            WHERE node.workflow_id = p_workflow_id AND node.task_index = p_node_index);
+    END IF;
+    RETURN concat(
+        p_sent_at, E'\n', p_enqueued_at, E'\n', p_good_until, E'\n', p_scheduled_for, E'\n', p_item_index, E'\n',
+        p_workflow_id, E'\n', node_id, E'\n', p_schedule_name);
+END
+$$;
+
 -- PENDING -> RUNNING or CLAIMED: queues in the given order, priorities in order within a queue, first in first out
 -- within a priority, until the idle children or the places under a cap run out. The loop over the queues runs in the
 -- database and needs one round trip; a loop in the worker would need one per queue. Compared with a single plain
@@ -403,13 +422,12 @@ BEGIN
                     begun.args, begun.kwargs, begun.retry_count, begun.max_retries, begun.task_options,
                     begun.timeout_ms, begun.worker_pid, begun.workflow_id::text, begun.workflow_node_index,
                     begun.workflow_item_index, begun.workflow_inputs, begun.priority, begun.enqueued_at,
-                    concat(begun.sent_at, E'\n', begun.enqueued_at, E'\n', begun.good_until, E'\n',
-                        begun.scheduled_for, E'\n', begun.workflow_item_index, E'\n', begun.workflow_id, E'\n',
-                        CASE WHEN begun.workflow_id IS NOT NULL THEN (
-                            SELECT node.node_id FROM horsies_workflow_tasks AS node
-                            WHERE node.workflow_id = begun.workflow_id
-                              AND node.task_index = begun.workflow_node_index) END,
-                        E'\n', begun.schedule_name),
+                    CASE WHEN begun.good_until IS NULL AND begun.workflow_id IS NULL AND begun.schedule_name IS NULL
+                        THEN concat(begun.sent_at, E'\n', begun.enqueued_at, E'\n\n\n\n\n\n')
+                        ELSE horsies_details_v1(
+                            begun.sent_at, begun.enqueued_at, begun.good_until, begun.scheduled_for,
+                            begun.workflow_item_index, begun.workflow_id, begun.workflow_node_index,
+                            begun.schedule_name) END,
                     begun.burst, begun.lane
                 FROM begun ORDER BY begun.enqueued_at, begun.id;
                 GET DIAGNOSTICS changed = ROW_COUNT;

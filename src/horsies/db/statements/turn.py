@@ -69,6 +69,18 @@ class ClaimTasks(NamedTuple):
     lane_ids: Sequence[str] = NOTHING
 
 
+class ClaimBehindMark(NamedTuple):
+    """The parameters of a claim from one queue behind a mark: the worker, its idle children, and the mark."""
+
+    worker_id: str
+    hostname: str
+    queue: str
+    pids: Sequence[int]
+    marked_priority: int
+    marked_moment: str
+    marked_id: str
+
+
 class ClaimBatch(NamedTuple):
     """Batched tasks that this worker's children have already received, all of one name and lane, and how
     many more tasks may join them, in batches of `size`. The search starts behind the position of the last
@@ -342,6 +354,7 @@ class WorkerId(NamedTuple):
 
 
 claim_tasks = TURN.declare("claim_tasks", ClaimTasks, ClaimedTask)
+claim_behind_mark = TURN.declare("claim_behind_mark", ClaimBehindMark, ClaimedTask)
 claim_batch = TURN.declare("claim_batch", ClaimBatch, ClaimedTask)
 claim_unresolvable = TURN.declare("claim_unresolvable", ClaimUnresolvable, ClaimedTask)
 start_tasks = TURN.declare("start_tasks", StartTasks, StartedTask)
