@@ -64,8 +64,8 @@ REFUSALS_MAX = 100
 
 class Positions(NamedTuple):
     """The positions where a claim searches: for each queue the task behind which it searches first, and
-    whether it then searches everywhere for more tasks. ``has_backlog`` is set if the last such claim found all
-    its tasks there.
+    whether it then searches everywhere for more tasks. ``has_backlog`` is set if the last search behind such
+    tasks found enough.
     """
 
     priorities: Sequence[int | None] = ()
@@ -466,8 +466,8 @@ def _with_rest(
     request: TurnRequest,
     blocked: Blocked,
 ) -> TurnResult:
-    """Search everywhere for the tasks that a claim behind the mark has not found there, in a transaction of
-    its own. This happens once at the end of a backlog.
+    """Search everywhere for the tasks that a claim behind the mark has not found there, in a second
+    transaction. This happens once at the end of a backlog.
     """
     if not request.positions.looks_everywhere:
         return turned
