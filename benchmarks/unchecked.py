@@ -27,7 +27,6 @@ TRACING = Feature(
         ("horsies.worker.work", "Work._turn"),
         ("horsies.worker.dispatcher", "Dispatcher._absorb_report"),
         ("horsies.worker.child.execute", "AppProgram.execute"),
-        ("horsies.worker.protocol", "encode_report"),
     ),
 )
 LOGS = Feature(
@@ -36,7 +35,6 @@ LOGS = Feature(
         ("horsies.worker.child.main", "_serve"),
         ("horsies.worker.dispatcher", "Dispatcher._absorb_report"),
         ("horsies.worker.ledger", "Ledger.to_record"),
-        ("horsies.worker.protocol", "encode_report"),
     ),
 )
 
