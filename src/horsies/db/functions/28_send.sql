@@ -326,11 +326,10 @@ BEGIN
         WHERE task.task_name = p_name AND task.idempotency_key = p_key;
     ELSE
         SELECT task.id, task.idempotency_sha INTO holder FROM horsies_tasks AS task
-        WHERE task.task_name = p_name AND task.unique_key IS NOT NULL
-          AND CASE WHEN CASE WHEN task.unique_while = text 'open'
-                  THEN task.status::text IN (text 'PENDING', text 'CLAIMED', text 'RUNNING')
-                  ELSE task.status::text = text 'PENDING' AND task.generation = 0 AND task.retry_count = 0 END
-              THEN task.unique_key END = p_unique_key;
+        WHERE task.task_name = p_name AND task.unique_key = p_unique_key AND task.unique_key IS NOT NULL
+          AND CASE WHEN task.unique_while = text 'open'
+              THEN task.status::text IN (text 'PENDING', text 'CLAIMED', text 'RUNNING')
+              ELSE task.status::text = text 'PENDING' AND task.generation = 0 AND task.retry_count = 0 END;
     END IF;
     IF holder.idempotency_sha LIKE 'k%' THEN
         RAISE EXCEPTION 'Task % already exists and was sent by an application with a codec, whose requests the database '
@@ -371,10 +370,9 @@ BEGIN
         p_enqueue_sha, p_sha, p_retention_seconds * interval '1 second', p_unique_key, 'waiting',
         horsies_is_burst_v1(p_task_options), p_lane_key, horsies_lane_v1(p_queue_name, p_lane_key),
         p_lane_key IS NOT NULL)
-    ON CONFLICT (task_name, (
-        CASE WHEN CASE WHEN unique_while = text 'open' THEN status::text IN (text 'PENDING', text 'CLAIMED', text 'RUNNING')
-                ELSE status::text = text 'PENDING' AND generation = 0 AND retry_count = 0 END THEN unique_key END))
-        WHERE unique_key IS NOT NULL
+    ON CONFLICT (task_name, unique_key) WHERE unique_key IS NOT NULL
+        AND CASE WHEN unique_while = text 'open' THEN status::text IN (text 'PENDING', text 'CLAIMED', text 'RUNNING')
+            ELSE status::text = text 'PENDING' AND generation = 0 AND retry_count = 0 END
     DO UPDATE SET priority = EXCLUDED.priority, args = EXCLUDED.args, kwargs = EXCLUDED.kwargs,
         enqueued_at = least(EXCLUDED.enqueued_at, task.created_at + p_at_most_seconds * interval '1 second'),
         good_until = EXCLUDED.good_until, max_retries = EXCLUDED.max_retries,

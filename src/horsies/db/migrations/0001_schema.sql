@@ -135,13 +135,12 @@ CREATE INDEX horsies_tasks_items ON horsies_tasks (workflow_id, workflow_node_in
     WHERE status = 'PENDING' AND workflow_item_index IS NOT NULL;
 CREATE UNIQUE INDEX horsies_tasks_idempotency ON horsies_tasks (task_name, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
--- The key in the index becomes NULL when the first claim increments the generation, or when the task ends. A retry that
--- returns the task to PENDING has a generation above 0, so it cannot collide with a later task that has the same key.
--- The condition is part of the expression, because every update prepares the predicate, even for tasks without a key.
-CREATE UNIQUE INDEX horsies_tasks_unique_key ON horsies_tasks (task_name, (
-    CASE WHEN CASE WHEN unique_while = text 'open' THEN status::text IN (text 'PENDING', text 'CLAIMED', text 'RUNNING')
-            ELSE status::text = text 'PENDING' AND generation = 0 AND retry_count = 0 END THEN unique_key END))
-    WHERE unique_key IS NOT NULL;
+-- A row leaves the index when its first claim increments the generation, or when the task ends. A retry that returns
+-- the task to PENDING has a generation above 0, so it cannot collide with a later task that has the same key.
+CREATE UNIQUE INDEX horsies_tasks_unique_key ON horsies_tasks (task_name, unique_key)
+    WHERE unique_key IS NOT NULL
+      AND CASE WHEN unique_while = text 'open' THEN status::text IN (text 'PENDING', text 'CLAIMED', text 'RUNNING')
+          ELSE status::text = text 'PENDING' AND generation = 0 AND retry_count = 0 END;
 -- Finds the tasks that were sent again as copies of another task.
 CREATE INDEX horsies_tasks_retried ON horsies_tasks (retried_from_task_id) WHERE retried_from_task_id IS NOT NULL;
 CREATE INDEX horsies_tasks_schedule_runs ON horsies_tasks (schedule_name, sent_at)

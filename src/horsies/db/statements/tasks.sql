@@ -91,10 +91,10 @@ WHERE task_name::text = %(task_name)s::text AND idempotency_key = %(idempotency_
 -- The task that holds this unique key, until the task is claimed or until it has ended, by the unique index on
 -- (task_name, unique_key). The condition must match the index's condition exactly.
 SELECT id::text, idempotency_sha FROM horsies_tasks
-WHERE task_name::text = %(task_name)s::text AND unique_key IS NOT NULL
-  AND CASE WHEN CASE WHEN unique_while = text 'open' THEN status::text IN (text 'PENDING', text 'CLAIMED', text 'RUNNING')
-          ELSE status::text = text 'PENDING' AND generation = 0 AND retry_count = 0 END THEN unique_key END
-      = %(idempotency_key)s::text
+WHERE task_name::text = %(task_name)s::text AND unique_key = %(idempotency_key)s::text
+  AND unique_key IS NOT NULL
+  AND CASE WHEN unique_while = text 'open' THEN status::text IN (text 'PENDING', text 'CLAIMED', text 'RUNNING')
+      ELSE status::text = text 'PENDING' AND generation = 0 AND retry_count = 0 END
 
 -- name: read_outcomes
 -- The outcomes of tasks, for any number of waiters at the same time, by primary key.
