@@ -1,7 +1,6 @@
 """Run each failed test of the last pytest run again, alone, and label it. `python -m
-tools.label_failures [CACHE]` reads the failed tests from pytest's cache directory, and prints FLAKY for a
-test that passes alone and FAILS for a test that fails again. The label is only a hint; the run stays failed,
-so the exit status is always 1.
+tools.label_failures` prints FLAKY for a test that passes alone and FAILS for a test that fails again.
+The label is only a hint; the run stays failed, so the exit status is always 1.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
-CACHE = REPOSITORY / ".pytest_cache"
+LAST_FAILED = REPOSITORY / ".pytest_cache" / "v" / "cache" / "lastfailed"
 # With more failures than this, a common cause is likely, and repeating them only takes time.
 REPEATED_MAX = 15
 
 
-def last_failed(cache: Path) -> list[str]:
-    record = cache / "v" / "cache" / "lastfailed"
-    return sorted(json.loads(record.read_text("utf-8"))) if record.exists() else []
+def last_failed() -> list[str]:
+    return sorted(json.loads(LAST_FAILED.read_text("utf-8"))) if LAST_FAILED.exists() else []
 
 
 def passes_alone(test: str) -> bool:
@@ -34,7 +32,7 @@ def label(test: str) -> str:
 
 
 def main() -> int:
-    failed = last_failed(Path(sys.argv[1]) if sys.argv[1:] else CACHE)
+    failed = last_failed()
     labels = [label(test) for test in failed[:REPEATED_MAX]]
     labels += [f"FAILED: {test}, not repeated" for test in failed[REPEATED_MAX:]]
     print("\n".join(labels or ["no failed test on record"]), flush=True)
