@@ -47,13 +47,10 @@ IDLE_AFTER_RECORD_MS = 2_000
 CANCEL_SECONDS = 1.0
 # Undoes the previous task's settings, role, temporary tables, cursors, channels and locks. It runs in a
 # separate transaction of the same message, because DISCARD takes a snapshot, after which the task could no
-# longer choose its isolation level. The SELECT, a third of the cost, is prepared by the session's first task.
+# longer choose its isolation level.
 _CLEAN = (
     b"BEGIN; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DISCARD TEMP; CLOSE ALL; UNLISTEN *; "
-    b"EXECUTE horsies_unlock; COMMIT; "
-)
-_PREPARE_CLEAN = (
-    b"BEGIN; PREPARE horsies_unlock AS SELECT pg_catalog.pg_advisory_unlock_all(); COMMIT; "
+    b"SELECT pg_catalog.pg_advisory_unlock_all(); COMMIT; "
 )
 _BY_ITSELF = (
     "the transaction commits with the outcome of the task, when its function returns a success"
@@ -451,9 +448,7 @@ def _begin_command(mark: str, connection: SessionConnection | AsyncSessionConnec
     """Return the commands that begin a task's transaction, preceded by the commands that clean up after the
     previous task.
     """
-    first = b""
-    if not connection.is_pooled:
-        first = _CLEAN if connection.is_used else _PREPARE_CLEAN
+    first = _CLEAN if connection.is_used and not connection.is_pooled else b""
     connection.is_used = True
     name = f"horsies:{ROLE} {mark.partition('/')[0]}"  # operators and commands find the session by this name
     settings = f"SET LOCAL horsies.attempt = '{mark}'; SET LOCAL application_name = '{name}'"

@@ -115,11 +115,13 @@ def test_savepoints_undo_a_part(
     assert bookings(effects) == [1]
 
 
+@pytest.mark.parametrize("name", ["prepare_and_roll_back", "prepare_and_roll_back_async"])
 def test_statements_of_the_library_outlive_those_that_psycopg_deallocates(
-    worker: RunningWorker, reckless: ModuleType, effects: Database
+    worker: RunningWorker, reckless: ModuleType, effects: Database, name: str
 ) -> None:
     for number in (1, 2, 3):
-        assert reckless.prepare_and_roll_back.send(number).unwrap().get(30_000).ok_value == number
+        sent = getattr(reckless, name).send(number).unwrap()
+        assert sent.get(30_000).ok_value == number
     assert bookings(effects) == [1, 2, 3]
 
 

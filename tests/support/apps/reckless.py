@@ -176,6 +176,19 @@ def prepare_and_roll_back(number: int, tx: TaskTransaction = INJECTED) -> int:
     return number
 
 
+@app.task("prepare_and_roll_back_async")
+async def prepare_and_roll_back_async(number: int, tx: AsyncTaskTransaction = INJECTED) -> int:
+    """Like ``prepare_and_roll_back``, on the session that all coroutines of this child share."""
+    for _ in range(7):
+        await insert_async(tx, number)
+        connection = await tx.connection()
+        await connection.execute("DELETE FROM bookings WHERE number = %s", (number,))
+    async with connection.transaction(force_rollback=True):
+        await insert_async(tx, number + 1)
+    await insert_async(tx, number)
+    return number
+
+
 @app.task("record_in_savepoint")
 def record_in_savepoint(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
     """Record the outcome in a savepoint that could be rolled back separately."""
